@@ -1,0 +1,108 @@
+"""Types, columns and tables, as Spark names them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tidegate.errors import FixConfiguration
+
+SCALARS = (
+    "boolean",
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "string",
+    "binary",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+)
+INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_ALIASES = {
+    "integer": "int",
+    "long": "bigint",
+    "short": "smallint",
+    "byte": "tinyint",
+    "bool": "boolean",
+    "real": "float",
+    "text": "string",
+    "varchar": "string",
+    "bytes": "binary",
+    "numeric": "decimal",
+    "dec": "decimal",
+}
+_DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)$")
+_ARRAY = re.compile(r"array\s*<(.+)>$")
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """A scalar type, a decimal with precision and scale, or an array of one of these."""
+
+    kind: str
+    precision: int = 0
+    scale: int = 0
+    element: ColumnType | None = None
+
+    @property
+    def ddl(self) -> str:
+        if self.kind == "decimal":
+            return f"decimal({self.precision},{self.scale})"
+        return f"array<{self.element.ddl}>" if self.element else self.kind
+
+
+def parse_type(text: str) -> ColumnType:
+    """Reads a type as Spark's DDL writes it; refuses what a source column cannot be."""
+    word = text.strip().lower()
+    if array := _ARRAY.match(word):
+        return ColumnType("array", element=parse_type(array.group(1)))
+    for alias, name in _ALIASES.items():
+        if word == alias or word.startswith(alias + "("):
+            word = name + word[len(alias) :] if name == "decimal" else name
+            break
+    if word == "decimal":
+        return ColumnType("decimal", 10, 0)
+    if number := _DECIMAL.match(word):
+        return _decimal(text, int(number.group(1)), int(number.group(2) or 0))
+    if word in SCALARS:
+        return ColumnType(word)
+    raise FixConfiguration(
+        f'"{text}" is not a column type', remedy=f"Use one of {', '.join(SCALARS)}, decimal(p,s) or array<...>."
+    )
+
+
+def _decimal(text: str, precision: int, scale: int) -> ColumnType:
+    if not (1 <= precision <= 38 and scale <= precision):
+        raise FixConfiguration(f'"{text}" is out of range', remedy="A decimal has 1 to 38 digits, its scale at most as many.")
+    return ColumnType("decimal", precision, scale)
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: ColumnType
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table of the source: where its changes come from, its columns, and which of them are its primary key."""
+
+    name: str
+    topic: str
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    @property
+    def key_columns(self) -> tuple[Column, ...]:
+        return tuple(self.column(name) for name in self.key)
+
+    @property
+    def ddl(self) -> str:
+        return ", ".join(f"`{column.name}` {column.type.ddl}" for column in self.columns)
