@@ -1,0 +1,1 @@
+"""Real servers out of PyPI packages, for the demo and the tests."""
