@@ -77,7 +77,9 @@ def parse_type(text: str) -> ColumnType:
 
 def _decimal(text: str, precision: int, scale: int) -> ColumnType:
     if not (1 <= precision <= 38 and scale <= precision):
-        raise FixConfiguration(f'"{text}" is out of range', remedy="A decimal has 1 to 38 digits, its scale at most as many.")
+        raise FixConfiguration(
+            f'"{text}" is out of range', remedy="A decimal has 1 to 38 digits, its scale at most as many."
+        )
     return ColumnType("decimal", precision, scale)
 
 

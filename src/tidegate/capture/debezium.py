@@ -1,0 +1,398 @@
+"""Reads Debezium's JSON: row events, transaction metadata, notifications. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from tidegate.capture.values import UNAVAILABLE, DoesNotFit, conversion, wire_type
+from tidegate.errors import BadRecord, FixConfiguration
+from tidegate.model.cell import Cell, encode_json
+from tidegate.model.key import KeyBytes, encode_key
+from tidegate.model.schema import Column, ColumnType, TableSchema, parse_type
+
+COUNTERS_SURVIVE_RESTARTS = (3, 6, 1)
+BINLOG = frozenset({"mysql", "mariadb"})
+
+
+class Op(IntEnum):
+    """What a row event does to its key."""
+
+    UPSERT = 0
+    DELETE = 1
+    TRUNCATE = 2
+    PARTIAL = 3  # an upsert with columns that Debezium did not send (unchanged TOAST values)
+
+
+class Source(msgspec.Struct, gc=False, rename={"tx_id": "txId"}):
+    version: str = ""
+    snapshot: str | bool | None = None
+    tx_id: int | None = None
+    lsn: int | None = None
+    file: str | None = None
+    pos: int | None = None
+    sequence: str | None = None
+
+
+class InTransaction(msgspec.Struct, gc=False):
+    id: str
+    total_order: int
+
+
+class Collected(msgspec.Struct, gc=False):
+    data_collection: str
+    event_count: int
+
+
+class TransactionEvent(msgspec.Struct, gc=False):
+    """BEGIN or END, as the transaction topic carries it."""
+
+    status: str
+    id: str
+    event_count: int | None = None
+    data_collections: list[Collected] | None = None
+    ts_ms: int | None = None
+
+
+class Notification(msgspec.Struct, gc=False):
+    type: str
+    aggregate_type: str
+
+
+class _Wrapped(msgspec.Struct, gc=False):
+    """`{"schema": …, "payload": …}`, as the JSON converter writes with schemas enabled."""
+
+    payload: msgspec.Raw
+    schema: msgspec.Raw | None = None
+
+
+_wrapped = msgspec.json.Decoder(_Wrapped).decode
+_transaction_event = msgspec.json.Decoder(TransactionEvent).decode
+_notification = msgspec.json.Decoder(Notification).decode
+
+
+def payload(value: bytes) -> bytes:
+    """The record without the schema around it, if there is one."""
+    if value.startswith((b'{"schema":', b'{"payload":')):
+        return bytes(_wrapped(value).payload)
+    return value
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a record lies in the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"topic {self.topic}, partition {self.partition}, offset {self.offset}"
+
+
+def transaction_event(value: bytes, place: Place) -> TransactionEvent:
+    try:
+        return _transaction_event(payload(value))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRecord(
+            f"{place}: not a transaction event: {error}",
+            remedy="The transaction topic must hold what Debezium wrote there, and nothing else.",
+        ) from None
+
+
+def notification(value: bytes) -> Notification | None:
+    """A notification of the sink channel; None for one of another shape (they only ever help)."""
+    try:
+        return _notification(payload(value))
+    except msgspec.DecodeError:
+        return None
+
+
+def transaction_group(transaction_id: str) -> str:
+    """What all events of one transaction share: the part before the colon on Postgres, the whole id elsewhere."""
+    head, colon, tail = transaction_id.partition(":")
+    return head if colon and head.isdigit() and tail.isdigit() else transaction_id
+
+
+def commit_lsn(end_id: str) -> int | None:
+    """The LSN in END's id, strictly increasing in commit order; only Postgres has one."""
+    head, colon, tail = end_id.partition(":")
+    return int(tail) if colon and head.isdigit() and tail.isdigit() else None
+
+
+def snapshot_group(source: Source) -> str:
+    """Names one snapshot generation: all its rows share it, a restarted snapshot has another."""
+    if source.lsn is not None:
+        return f"snapshot:{source.tx_id}:{source.lsn}"
+    return f"snapshot:{source.file}:{source.pos}"
+
+
+def snapshot_order(group: str) -> int:
+    """A later generation has the greater number."""
+    return int(group.rsplit(":", 1)[1])
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+
+
+class RowEvents:
+    """The row events of one range of a table's topic, column by column."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+        self.orders: list[int] = []
+        self.ops: list[int] = []
+        self.keys: list[KeyBytes] = []
+        self.cells: list[Cell | None] = []
+        self.lsns: list[int] = []
+        self.last_snapshot_row = False
+        self.streamed = False  # a row of the stream was seen, so the snapshot is behind
+
+
+class RowDecoder:
+    """Turns the records of one table's topic into row events; refuses what it cannot read, with the place."""
+
+    def __init__(self, table: TableSchema) -> None:
+        self._table = table
+        self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(_envelope_type(table)).decode
+        self._after_conversions = _conversions(table.columns)
+        self._before_conversions = _conversions(table.key_columns)
+        self._after_key = _key_fields(table.columns, table.key)
+        self._before_key = _key_fields(table.key_columns, table.key)
+        self._version = ""
+        self._old_version = False
+        self._sequences: dict[str, str] = {}
+
+    def decode(self, events: RowEvents, values: Sequence[bytes | None], topic: str, partition: int, first: int) -> None:
+        """Appends the events of consecutive records, the first at offset `first`; tombstones are passed over."""
+        offset = first
+        try:
+            for offset, value in enumerate(values, first):
+                if value is not None:
+                    self._one(events, value, offset)
+        except DoesNotFit as error:
+            raise self._refusal(str(error), Place(topic, partition, offset)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._refusal(self._explain(str(error)), Place(topic, partition, offset)) from None
+
+    def _one(self, events: RowEvents, value: bytes, offset: int) -> None:
+        event = self._decode(payload(value))
+        source, transaction = event.source, event.transaction
+        if source.version != self._version:
+            self._version, self._old_version = source.version, _loses_count(source.version)
+        if transaction is None:
+            self._outside_transaction(events, event, offset)
+        else:
+            if self._old_version:
+                self._check_sequence(transaction, source)
+            events.groups.append(transaction_group(transaction.id))
+            events.orders.append(transaction.total_order)
+            events.streamed = True
+        events.lsns.append(source.lsn or 0)
+        self._change(events, event)
+
+    def _outside_transaction(self, events: RowEvents, event: Any, offset: int) -> None:
+        source = event.source
+        if event.op != "r":
+            raise DoesNotFit("it has no transaction metadata: set provide.transaction.metadata=true in the connector")
+        if source.snapshot == "incremental":
+            raise DoesNotFit("incremental snapshots are not supported: use the connector's initial snapshot")
+        events.last_snapshot_row |= source.snapshot == "last"
+        events.groups.append(snapshot_group(source))
+        events.orders.append(offset)
+
+    def _change(self, events: RowEvents, event: Any) -> None:
+        if event.op in _UPSERTS:
+            self._upsert(events, event.after)
+        elif event.op == "d":
+            events.ops.append(Op.DELETE)
+            events.keys.append(self._deleted_key(event.before))
+            events.cells.append(None)
+        elif event.op == "t":
+            events.ops.append(Op.TRUNCATE)
+            events.keys.append(b"")
+            events.cells.append(None)
+        else:
+            raise DoesNotFit(f'the operation "{event.op}" is unknown')
+
+    def _upsert(self, events: RowEvents, row: Any) -> None:
+        if row is None:
+            raise DoesNotFit('it has no "after"')
+        for name, convert in self._after_conversions:
+            value = getattr(row, name)
+            if value is not None:
+                setattr(row, name, convert(value))
+        cell = encode_json(row)
+        partial = _UNAVAILABLE_TEXT in cell and unavailable_columns(cell)
+        events.ops.append(Op.PARTIAL if partial else Op.UPSERT)
+        events.keys.append(encode_key([read(getattr(row, name)) for name, read in self._after_key]))
+        events.cells.append(cell)
+
+    def _deleted_key(self, row: Any) -> KeyBytes:
+        if row is None or any(getattr(row, name) is msgspec.UNSET for name, _ in self._before_key):
+            raise DoesNotFit('"before" lacks the primary key: give the table a primary key or REPLICA IDENTITY FULL')
+        for name, convert in self._before_conversions:
+            setattr(row, name, convert(getattr(row, name)))
+        return encode_key([read(getattr(row, name)) for name, read in self._before_key])
+
+    def _check_sequence(self, transaction: InTransaction, source: Source) -> None:
+        group, previous = transaction_group(transaction.id), (source.sequence or "").split(",")[0]
+        if self._sequences.setdefault(group, previous) != previous:
+            raise DoesNotFit(
+                f"the connector (Debezium {self._version}) was restarted inside transaction {transaction.id} and counts"
+                " its rows anew: use Debezium 3.6.1 or later and take a new snapshot"
+            )
+
+    def _refusal(self, why: str, place: Place) -> BadRecord:
+        return BadRecord(
+            f'{place}: the record does not fit table "{self._table.name}": {why}',
+            remedy="Correct the table's key and columns in tidegate.yaml, or the connector; then run again."
+            " Nothing after this record was taken, nothing before it was lost.",
+        )
+
+    def _explain(self, error: str) -> str:
+        for place, column in enumerate(self._table.columns):
+            error = error.replace(f"`c{place}`", f"`{column.name}`")
+        if "$.after." in error or "$.before." in error:
+            name = error.rsplit(".", 1)[-1].split("[")[0].strip("`")
+            declared = {column.name: column.type.ddl for column in self._table.columns}.get(name)
+            return f"{error} (declared as {declared})" if declared else error
+        return error
+
+
+_UPSERTS = frozenset("cru")
+_UNAVAILABLE_TEXT = UNAVAILABLE.encode()
+_raw_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def unavailable_columns(cell: Cell) -> tuple[str, ...]:
+    """The columns that Debezium did not send because they are unchanged and stored out of line."""
+    return tuple(name for name, raw in _raw_columns(cell).items() if bytes(raw) == b'"' + _UNAVAILABLE_TEXT + b'"')
+
+
+def completed(cell: Cell, previous: Cell) -> Cell:
+    """A partial cell, with what was not sent taken from the row's previous cell."""
+    now, before = _raw_columns(cell), _raw_columns(previous)
+    return encode_json({**now, **{name: before[name] for name in unavailable_columns(cell)}})
+
+
+def _loses_count(version: str) -> bool:
+    return bool(version) and version_tuple(version) < COUNTERS_SURVIVE_RESTARTS
+
+
+def _after_type(table: TableSchema) -> type[msgspec.Struct]:
+    """The key must be there; any other column may be NULL, or absent as before an ADD COLUMN."""
+    fields: list[Any] = []
+    for place, column in enumerate(table.columns):
+        wire = wire_type(column.type)
+        optional = wire if wire is msgspec.Raw else wire | None
+        fields.append((f"c{place}", wire) if column.name in table.key else (f"c{place}", optional, None))
+    return _struct("After", fields, table.columns)
+
+
+def _before_type(columns: Sequence[Column]) -> type[msgspec.Struct]:
+    """The key columns alone: the others are made up under the default replica identity."""
+    fields = [(f"c{place}", _or_unset(wire_type(column.type)), msgspec.UNSET) for place, column in enumerate(columns)]
+    return _struct("Before", fields, columns)
+
+
+def _or_unset(wire: Any) -> Any:
+    return wire if wire is msgspec.Raw else wire | msgspec.UnsetType
+
+
+def _struct(name: str, fields: list[Any], columns: Sequence[Column]) -> type[msgspec.Struct]:
+    names = {f"c{place}": column.name for place, column in enumerate(columns)}
+    return msgspec.defstruct(name, fields, rename=names, kw_only=True, gc=False)
+
+
+def _envelope_type(table: TableSchema) -> type[msgspec.Struct]:
+    fields: list[Any] = [
+        ("op", str),
+        ("source", Source),
+        ("before", _before_type(table.key_columns) | None, None),
+        ("after", _after_type(table) | None, None),
+        ("transaction", InTransaction | None, None),
+    ]
+    return msgspec.defstruct("Envelope", fields, gc=False)
+
+
+def _conversions(columns: Sequence[Column]) -> list[tuple[str, Callable[[Any], Any]]]:
+    found = [(f"c{place}", conversion(column.type)) for place, column in enumerate(columns)]
+    return [(name, convert) for name, convert in found if convert is not None]
+
+
+def _key_fields(columns: Sequence[Column], key: Sequence[str]) -> list[tuple[str, Callable[[Any], object]]]:
+    places = {column.name: (f"c{place}", column.type.kind) for place, column in enumerate(columns)}
+    return [(places[name][0], _key_decimal if places[name][1] == "decimal" else _same) for name in key]
+
+
+def _same(value: Any) -> object:
+    return value
+
+
+def _key_decimal(value: Any) -> Decimal:
+    return Decimal(bytes(value).decode())
+
+
+@lru_cache(maxsize=64)
+def row_decoder(table: TableSchema) -> RowDecoder:
+    """The decoder of one table, built once in a process."""
+    return RowDecoder(table)
+
+
+_CONNECT_TYPES = {
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float": "float",
+    "float32": "float",
+    "double": "double",
+    "float64": "double",
+    "boolean": "boolean",
+    "string": "string",
+    "bytes": "binary",
+}
+_LOGICAL_TYPES = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.IsoDate": "date",
+    "org.apache.kafka.connect.data.Date": "date",
+    "io.debezium.time.Timestamp": "timestamp_ntz",
+    "io.debezium.time.MicroTimestamp": "timestamp_ntz",
+    "io.debezium.time.NanoTimestamp": "timestamp_ntz",
+    "io.debezium.time.IsoTimestamp": "timestamp_ntz",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp_ntz",
+    "io.debezium.time.ZonedTimestamp": "timestamp",
+}
+
+
+def columns_from_schema(value: bytes) -> tuple[Column, ...] | None:
+    """The columns of a row event that carries its schema; None for one that carries none."""
+    schema = msgspec.json.decode(value).get("schema") if value.startswith(b'{"schema"') else None
+    if not schema:
+        return None
+    after = next((field for field in schema["fields"] if field.get("field") == "after"), None)
+    return tuple(Column(field["field"], _connect_type(field)) for field in after["fields"]) if after else None
+
+
+def _connect_type(field: dict[str, Any]) -> ColumnType:
+    name, parameters = field.get("name", ""), field.get("parameters", {})
+    if name == "org.apache.kafka.connect.data.Decimal":
+        precision = parameters.get("connect.decimal.precision", "38")
+        return parse_type(f"decimal({precision},{parameters['scale']})")
+    if field["type"] == "array":
+        return ColumnType("array", element=_connect_type(field["items"]))
+    kind = _LOGICAL_TYPES.get(name) or _CONNECT_TYPES.get(field["type"])
+    if kind is None:
+        raise FixConfiguration(
+            f'column "{field["field"]}" has the type {name or field["type"]}, which Tidegate cannot read',
+            remedy="Leave the column out with column.exclude.list in the connector, or declare the table's columns.",
+        )
+    return ColumnType(kind)

@@ -1,0 +1,1 @@
+"""The small transactional store of timeline, frontiers, fences and the recovery log."""

@@ -1,0 +1,217 @@
+"""The catalog in one SQLite file: for one machine."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tidegate.catalog.contract import Applied, HistoryFile, Round, Seal
+from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.timeline.binding import Binding, OffsetRange, Tick
+
+FORMAT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owner (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS bindings (tick INTEGER PRIMARY KEY, ranges TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS seals (tick INTEGER PRIMARY KEY, next_position INTEGER NOT NULL, last_lsn INTEGER NOT NULL,
+  last_snapshot TEXT, source_position TEXT, commit_ms INTEGER, needed_since INTEGER, transactions BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS frontier (one INTEGER PRIMARY KEY CHECK (one = 1), derived INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, collection TEXT NOT NULL, first INTEGER NOT NULL,
+  last INTEGER NOT NULL, rows INTEGER NOT NULL, size_bytes INTEGER NOT NULL, merges INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS files_by_tick ON files (collection, last);
+CREATE TABLE IF NOT EXISTS applied (collection TEXT, layout TEXT, partition INTEGER, tick INTEGER NOT NULL,
+  PRIMARY KEY (collection, layout, partition));
+CREATE TABLE IF NOT EXISTS rounds (materialization TEXT, split TEXT, checkpoint TEXT, driver_state TEXT NOT NULL,
+  acknowledged INTEGER NOT NULL, PRIMARY KEY (materialization, split));
+INSERT OR IGNORE INTO owner VALUES (1, 0);
+INSERT OR IGNORE INTO frontier VALUES (1, -1);
+"""
+_SEAL = "tick, next_position, last_lsn, last_snapshot, source_position, commit_ms, needed_since, transactions"
+_FILE = "collection, path, first, last, rows, size_bytes, merges"
+
+
+class SqliteCatalog:
+    """One connection, used by one thread at a time; every write checks that its owner is still the newest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        self._epoch: int | None = None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        with self._explained():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        self._connection.execute("PRAGMA journal_mode=WAL")
+        self._connection.execute("PRAGMA synchronous=FULL")
+        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT:
+            raise FixConfiguration(
+                f"{self._path} was written by a newer Tidegate (format {found}, this one knows {FORMAT})",
+                remedy="Install that version again, or use another state folder.",
+            )
+        if found < FORMAT:
+            self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA};PRAGMA user_version={FORMAT};COMMIT;")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise DefinitelyNotDone(
+                f"the catalog {self._path} cannot be used: {error}",
+                remedy="See that the disk has room and that the folder belongs to you; then run again. Nothing is lost.",
+            ) from error
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._require_owner()
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _require_owner(self) -> None:
+        newest = self._connection.execute("SELECT epoch FROM owner").fetchone()[0]
+        if newest != self._epoch:
+            raise Fenced(
+                f"another process has taken over the state folder of {self._path}",
+                remedy="Run one `tidegate run` for a state folder. This one has stopped and changed nothing since.",
+            )
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock, self._explained():
+            return self._connection.execute(query, values).fetchall()
+
+    # --- owner
+
+    def take_over(self) -> int:
+        with self._lock, self._explained():
+            query = "UPDATE owner SET epoch = epoch + 1 RETURNING epoch"
+            self._epoch = int(self._connection.execute(query).fetchone()[0])
+            return self._epoch
+
+    def check_owner(self) -> None:
+        with self._lock, self._explained():
+            self._require_owner()
+
+    # --- settings
+
+    def setting(self, name: str) -> str | None:
+        found = self._rows("SELECT value FROM settings WHERE name = ?", name)
+        return found[0][0] if found else None
+
+    def settings(self, prefix: str) -> dict[str, str]:
+        return dict(self._rows("SELECT name, value FROM settings WHERE substr(name, 1, ?) = ?", len(prefix), prefix))
+
+    def set(self, name: str, value: str) -> None:
+        with self._write() as connection:
+            connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (name, value))
+
+    # --- timeline
+
+    def bind(self, binding: Binding) -> bool:
+        ranges = json.dumps([[one.topic, one.partition, one.start, one.end] for one in binding.ranges])
+        with self._write() as connection:
+            last = connection.execute("SELECT max(tick) FROM bindings").fetchone()[0]
+            if binding.tick != (0 if last is None else last + 1):
+                return False
+            connection.execute("INSERT INTO bindings VALUES (?, ?)", (binding.tick, ranges))
+            return True
+
+    def bindings(self, since: int) -> list[Binding]:
+        found = self._rows("SELECT tick, ranges FROM bindings WHERE tick >= ? ORDER BY tick", since)
+        return [Binding(Tick(tick), tuple(OffsetRange(*one) for one in json.loads(ranges))) for tick, ranges in found]
+
+    def seal(self, seal: Seal) -> None:
+        with self._write() as connection:
+            last = connection.execute("SELECT max(tick) FROM seals").fetchone()[0]
+            assert seal.tick == (0 if last is None else last + 1), (seal.tick, last)
+            connection.execute(f"INSERT INTO seals ({_SEAL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _seal_values(seal))
+
+    def last_seal(self) -> Seal | None:
+        found = self._rows(f"SELECT {_SEAL} FROM seals ORDER BY tick DESC LIMIT 1")
+        return Seal(*found[0]) if found else None
+
+    def seals(self, since: int, most: int) -> list[Seal]:
+        found = self._rows(f"SELECT {_SEAL} FROM seals WHERE tick >= ? ORDER BY tick DESC LIMIT ?", since, most)
+        return [Seal(*row) for row in reversed(found)]
+
+    # --- collections
+
+    def derive(self, tick: Tick, files: Sequence[HistoryFile], applied: Sequence[Applied]) -> None:
+        with self._write() as connection:
+            last = connection.execute("SELECT derived FROM frontier").fetchone()[0]
+            assert tick == last + 1, (tick, last)
+            for one in files:
+                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(one))
+            for part in applied:
+                values = (part.collection, part.layout, part.partition, part.tick)
+                connection.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?, ?)", values)
+            connection.execute("UPDATE frontier SET derived = ?", (tick,))
+
+    def derived(self) -> int:
+        return int(self._rows("SELECT derived FROM frontier")[0][0])
+
+    def applied(self) -> list[Applied]:
+        return [Applied(*row) for row in self._rows("SELECT collection, layout, partition, tick FROM applied")]
+
+    def files(self, collection: str, after: int, upto: int) -> list[HistoryFile]:
+        query = f"SELECT {_FILE} FROM files WHERE collection = ? AND last > ? AND first <= ? ORDER BY first, path"
+        return [HistoryFile(*row) for row in self._rows(query, collection, after, upto)]
+
+    def replace(self, old: Sequence[HistoryFile], new: HistoryFile) -> None:
+        with self._write() as connection:
+            for one in old:
+                gone = connection.execute("DELETE FROM files WHERE path = ?", (one.path,)).rowcount
+                assert gone == 1, one
+            connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(new))
+
+    # --- recovery log
+
+    def round(self, materialization: str, split: str) -> Round | None:
+        query = "SELECT checkpoint, driver_state, acknowledged FROM rounds WHERE materialization = ? AND split = ?"
+        found = self._rows(query, materialization, split)
+        if not found:
+            return None
+        checkpoint, state, acknowledged = found[0]
+        return Round(json.loads(checkpoint) if checkpoint else None, json.loads(state), bool(acknowledged))
+
+    def commit_round(self, materialization: str, split: str, found: Round) -> None:
+        checkpoint = json.dumps(found.checkpoint) if found.checkpoint is not None else None
+        values = (materialization, split, checkpoint, json.dumps(found.driver_state), found.acknowledged)
+        with self._write() as connection:
+            connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", values)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def _seal_values(seal: Seal) -> tuple[Any, ...]:
+    return (
+        seal.tick,
+        seal.next_position,
+        seal.last_lsn,
+        seal.last_snapshot,
+        seal.source_position,
+        seal.commit_ms,
+        seal.needed_since,
+        seal.transactions,
+    )
+
+
+def _file_values(one: HistoryFile) -> tuple[Any, ...]:
+    return (one.collection, one.path, one.first, one.last, one.rows, one.size_bytes, one.merges)

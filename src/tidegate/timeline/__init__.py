@@ -1,0 +1,1 @@
+"""Ticks, what each of them reads, and how far everything is. Pure."""
