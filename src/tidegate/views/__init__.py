@@ -1,0 +1,1 @@
+"""SQL views: checked, compiled to plans, and kept up to date by folding changes into arrangements."""
