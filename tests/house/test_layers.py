@@ -17,12 +17,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "timeline": PURE,
     "protocol": PURE,
     "reduction": PURE,
-    "capture.debezium": PURE,
+    "capture.values": PURE,
+    "capture.debezium": PURE | {"capture.values"},
     "capture.sealing": PURE | {"capture.debezium"},
     "embedded": {"errors"},
     "catalog": PURE | {"crash_points", "timeline"},
     "capture": PURE | {"crash_points", "capture.debezium", "capture.sealing"},
-    "collections": PURE | {"crash_points", "timeline"},
+    "collections": PURE | {"crash_points", "timeline", "catalog", "capture.debezium"},
     "views": PURE | {"crash_points", "timeline", "collections"},
     "destinations": PURE | {"crash_points", "protocol"},
     "spark": PURE | {"catalog", "collections", "timeline"},
@@ -40,12 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "destinations",
         "spark",
     },
-    "demo": {"errors", "embedded", "capture"},
+    "demo": {"errors", "embedded", "capture.debezium", "capture"},
     "cli": PURE | {"catalog", "capture", "destinations", "pipeline", "spark", "demo"},
     "testing": PURE | {"protocol", "destinations"},
 }
 
-PURE_UNITS = ("model", "protocol", "timeline", "reduction", "capture.debezium", "capture.sealing")
+PURE_UNITS = ("model", "protocol", "timeline", "reduction", "capture.values", "capture.debezium", "capture.sealing")
 DRIVERS = {"psycopg", "sqlite3", "lmdb", "duckdb", "pymysql", "redis", "confluent_kafka", "deltalake", "pyiceberg"}
 OUTSIDE = {"os", "io", "pathlib", "shutil", "tempfile", "socket", "subprocess", "threading", "requests", "urllib"}
 CHANCE = {"time", "random", "uuid", "secrets"}
