@@ -1,0 +1,181 @@
+"""Keeps the engine's process running: starts it, hears its status, starts it again with a growing delay."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import msgspec
+
+from tidegate.capture.engine import MESSAGE_PREFIX, CaptureSettings, is_known, remember
+from tidegate.capture.engine_process import Status
+from tidegate.capture.log import LogReader
+from tidegate.capture.server_check import ServerFacts, check_server, connected, drop_slot
+from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+
+_FIRST_DELAY_SECONDS = 0.5
+_LONGEST_DELAY_SECONDS = 30.0
+_STEADY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class IdleToken:
+    """Stands in the server's log behind everything that was committed before it."""
+
+    text: str
+    message_offset: int
+
+    @property
+    def content(self) -> bytes:
+        """As it stands in the message's record."""
+        return base64.b64encode(self.text.encode())
+
+
+class Capture:
+    """Follows one server's transactions into the log, in a process of its own."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self.settings = replace(settings, state=settings.state.absolute())
+        self.status = Status("stopped")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._hearing: threading.Thread | None = None
+        self._delay_seconds = 0.0
+        self._started_at = 0.0
+        self._next_start_at = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> ServerFacts:
+        """Checks the server, then starts the engine's process; refuses what cannot be captured."""
+        known = is_known(self.settings)
+        settings = self.settings
+        facts = check_server(settings.dsn, settings.tables, settings.slot, settings.publication, known=known)
+        remember(settings)
+        self._spawn()
+        return facts
+
+    def check(self) -> None:
+        """Raises what needs a human; a process that died of anything else is started again after a while."""
+        if self._process is None or self._process.poll() is None:
+            return
+        assert self._hearing is not None
+        self._hearing.join(1.0)
+        self._raise_what_needs_a_human()
+        now = time.monotonic()
+        if self._next_start_at == 0.0:
+            self._next_start_at = now + self._next_delay(now)
+        if now >= self._next_start_at:
+            self._spawn()
+
+    def stop(self, timeout_seconds: float = 10.0) -> None:
+        """The process has ended when this returns: between two batches, or by a kill when the time is over."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self._finish_hearing(process)
+        self.status = Status("stopped")
+
+    def mark_idle_target(self) -> IdleToken:
+        """Writes a token into the server's log: everything committed before lies in front of it."""
+        offset = LogReader(self.settings.log_root).ends().get((self.settings.message_topic, 0), 0)
+        token = IdleToken(uuid.uuid4().hex, offset)
+        with connected(self.settings.dsn) as connection:
+            # The transaction gets an id and hence a commit record, so that the message reaches the disk at once.
+            connection.execute(
+                "SELECT pg_logical_emit_message(false, %s, %s), pg_current_xact_id()", [MESSAGE_PREFIX, token.text]
+            )
+        return token
+
+    def reached(self, token: IdleToken, reader: LogReader) -> bool:
+        """Whether everything that was committed before the token is in the log."""
+        topic = self.settings.message_topic
+        end = reader.ends().get((topic, 0), 0)
+        batches = reader.read(topic, 0, token.message_offset, end)
+        return any(token.content in (value or b"") for batch in batches for value in batch["value"].to_pylist())
+
+    def drop(self) -> None:
+        """Removes the slot and the publication from the server; a stopped capture cannot go on after this."""
+        self.stop()
+        with connected(self.settings.dsn) as connection:
+            drop_slot(connection, self.settings.slot)
+            quoted = self.settings.publication.replace('"', '""')
+            connection.execute(f'DROP PUBLICATION IF EXISTS "{quoted}"'.encode())
+
+    def __enter__(self) -> Capture:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _spawn(self) -> None:
+        if self._process is not None:
+            self._finish_hearing(self._process)
+        self._started_at, self._next_start_at = time.monotonic(), 0.0
+        with (self.settings.state / "engine.stderr").open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tidegate.capture.engine_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                cwd=self.settings.state,
+                start_new_session=True,  # an interrupt of the terminal is the parent's to answer
+            )
+        self.status = Status("starting")
+        self._hearing = threading.Thread(target=self._hear, args=[self._process], daemon=True)
+        self._hearing.start()
+        _give_settings(self._process, self.settings)
+
+    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.status = msgspec.json.decode(line, type=Status)
+
+    def _finish_hearing(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None and self._hearing is not None
+        self._hearing.join(5.0)
+        process.stdout.close()
+        if not process.stdin.closed:
+            process.stdin.close()
+
+    def _raise_what_needs_a_human(self) -> None:
+        status = self.status
+        for kind in (FixConfiguration, Fenced):
+            if status.state == "failed" and status.exit_code == kind.exit_code:
+                raise kind(status.cause, remedy=status.remedy)
+
+    def _next_delay(self, now: float) -> float:
+        """Doubles from one early death to the next; begins anew after a steady while."""
+        is_steady = now - self._started_at > _STEADY_SECONDS
+        grown = _FIRST_DELAY_SECONDS if is_steady or not self._delay_seconds else 2 * self._delay_seconds
+        self._delay_seconds = min(grown, _LONGEST_DELAY_SECONDS)
+        return self._delay_seconds
+
+
+def _give_settings(process: subprocess.Popen[bytes], settings: CaptureSettings) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(settings, enc_hook=str) + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise DefinitelyNotDone(
+            "the engine's process ended before it began", remedy=f"Read {settings.state / 'engine.stderr'}."
+        ) from None
