@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tidegate.errors import DefinitelyNotDone
 
 
@@ -21,6 +23,7 @@ class Pipeline:
         self._environment = os.environ | environment
         self._running: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[bytes]] = []
+        self._orphans: list[psutil.Process] = []
 
     def start(self) -> None:
         """Starts `tidegate run` and returns at once."""
@@ -34,6 +37,7 @@ class Pipeline:
     def kill(self) -> None:
         """SIGKILL, as from the kernel when memory is short; what the process had started is left to itself."""
         assert self._running is not None
+        self._orphans += _descendants(self._running.pid)
         self._running.kill()
         self._running.wait()
         self._running = None
@@ -42,13 +46,13 @@ class Pipeline:
         """Ctrl-C: the round under way is finished."""
         if self._running is not None:
             self._running.send_signal(signal.SIGINT)
-            self._running.wait(timeout_seconds)
+            self._await(self._running, "run", timeout_seconds)
             self._running = None
 
     def finish(self, timeout_seconds: float) -> None:
         """`run --until-idle`: everything captured is delivered when this returns."""
         process = self._open("until-idle", "run", "--until-idle", "--project", str(self._folder))
-        if process.wait(timeout_seconds):
+        if self._await(process, "until-idle", timeout_seconds):
             raise self._ended("until-idle", process.returncode)
 
     def verify(self, timeout_seconds: float) -> str:
@@ -59,19 +63,31 @@ class Pipeline:
     def ask(self, command: str, timeout_seconds: float) -> tuple[int, Any]:
         """The exit code and the JSON that `tidegate <command> --json` answers."""
         process = self._open(command, command, "--json", "--project", str(self._folder))
-        code = process.wait(timeout_seconds)
+        code = self._await(process, command, timeout_seconds)
         text = self._output(command).read_text()
         return code, json.loads(text) if text.strip() else None
 
     def close(self) -> None:
-        """Ends what is left of every process group that was started here."""
+        """Ends what is left of all that was started here, and of what that has started."""
+        left = [child for process in self._started for child in _descendants(process.pid)]
         for process in self._started:
-            _kill_group(process.pid)
+            process.kill()
             process.wait()
+        for orphan in (*left, *self._orphans):
+            _kill(orphan)
+        psutil.wait_procs([*left, *self._orphans], timeout=10)
         self._started.clear()
 
+    def _await(self, process: subprocess.Popen[bytes], name: str, timeout_seconds: float) -> int:
+        try:
+            return process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise DefinitelyNotDone(
+                f"`tidegate {name}` did not end within {timeout_seconds:.0f} s", remedy=f"Read {self._log(name)}."
+            ) from None
+
     def _open(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        """A process group of its own: Ctrl-C in the terminal reaches the demo alone, which then ends its children."""
+        """A session of its own: Ctrl-C in the terminal reaches the demo alone, which then ends its children."""
         with self._output(name).open("wb") as output, self._log(name).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tidegate.cli.main", *words],
@@ -98,8 +114,16 @@ class Pipeline:
         )
 
 
-def _kill_group(leader: int) -> None:
+def _descendants(pid: int) -> list[psutil.Process]:
     try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(process: psutil.Process) -> None:
+    """Checks the start time beside the id: an id that another process has got since is left alone."""
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
         return
