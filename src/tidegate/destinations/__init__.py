@@ -1,0 +1,1 @@
+"""Outside systems into which collections are delivered, all of one shape."""

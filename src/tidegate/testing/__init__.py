@@ -1,0 +1,1 @@
+"""For authors of destinations and pipelines: what their tests need. Nothing in Tidegate imports it."""
