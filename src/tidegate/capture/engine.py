@@ -113,8 +113,8 @@ def _remembered(settings: CaptureSettings) -> _Remembered:
 
 def has_whole_snapshot(settings: CaptureSettings) -> bool:
     """Whether the stored position lies behind a finished snapshot: from there the slot must never be made anew."""
-    path = settings.kept_offsets
-    return path.exists() and b'"snapshot_completed":false' not in path.read_bytes()
+    position = settings.kept_offsets.read_bytes() if settings.kept_offsets.exists() else b""
+    return b'"lsn":' in position and b'"snapshot_completed":false' not in position
 
 
 def connector_properties(settings: CaptureSettings, server: dict[str, str]) -> dict[str, str]:
