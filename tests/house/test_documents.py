@@ -9,8 +9,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from tests.house.repository import ROOT, documents
+
+from tidegate.pipeline.project import (
+    FilesSource,
+    MaterializationSettings,
+    PostgresSource,
+    ProjectFile,
+    SparkSettings,
+    TableSettings,
+    TickSettings,
+)
 
 SHELL_BLOCK = re.compile(r"^```(?:bash|sh|shell|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ANY_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -99,3 +112,36 @@ def test_relative_links_resolve() -> None:
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 wrong.append(f"{document.relative_to(ROOT)}: {link}")
     assert not wrong, "\n".join(wrong)
+
+
+SETTINGS: dict[str, type[BaseModel]] = {
+    "The project": ProjectFile,
+    "Spark": SparkSettings,
+    "Source files": FilesSource,
+    "Source postgres": PostgresSource,
+    "Tables": TableSettings,
+    "Materializations": MaterializationSettings,
+    "Tick": TickSettings,
+}
+
+
+def settings_shown(section: str) -> dict[str, str]:
+    """The settings in one section of the configuration page, each with its default as it stands there."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|", body, re.MULTILINE)
+    return {name: default.strip().strip("`") for name, default in rows}
+
+
+def default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, BaseModel):
+        return ""
+    return "none" if field.default is None else str(field.default)
+
+
+@pytest.mark.parametrize("section", SETTINGS)
+def test_every_setting_is_documented_with_its_default(section: str) -> None:
+    fields = SETTINGS[section].model_fields
+    assert settings_shown(section) == {name: default_of(field) for name, field in fields.items()}
