@@ -129,7 +129,7 @@ def settings_shown(section: str) -> dict[str, str]:
     """The settings in one section of the configuration page, each with its default as it stands there."""
     text = (ROOT / "docs" / "configuration.md").read_text()
     body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|", body, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|[^|\n]*\|([^|\n]*)\|", body, re.MULTILINE)
     return {name: default.strip().strip("`") for name, default in rows}
 
 
