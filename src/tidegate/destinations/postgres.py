@@ -56,7 +56,7 @@ from tidegate.protocol.messages import (
 )
 
 # Fewer stores go straight into the table, more of them by COPY through a temporary one.
-DIRECT_STORES = 1_000
+DIRECT_STORES = 100
 CONNECT_TIMEOUT_SECONDS = 10
 IDLE_TIMEOUT_SECONDS = 60
 LOCK_TIMEOUT_SECONDS = 30.0
@@ -193,8 +193,8 @@ class PostgresTransactor:
     def flush(self, message: Flush, answer: Answer) -> Flushed:
         with _errors_of(self._connection, self._config, "load"):
             for binding, table in enumerate(self._tables):
-                keys = [table.key_row(load.key) for load in self._loads if load.binding == binding]
-                for row in _rows_of_keys(self._connection, table, keys):
+                keys = table.key_rows([load.key for load in self._loads if load.binding == binding])
+                for row in _rows_of_keys(self._connection, table, list(keys)):
                     answer(Loaded(binding, table.document(row)))
         self._loads.clear()
         return Flushed()
@@ -242,8 +242,8 @@ class PostgresTransactor:
         for binding, wanted in changes_by_binding(self._stores).items():
             table = self._tables[binding]
             with self._connection.cursor() as cursor:
-                cursor.executemany(table.delete, list(map(table.key_row, wanted.deletes)))
-                cursor.executemany(table.upsert, list(map(table.row, wanted.upserts)))
+                cursor.executemany(table.delete, list(table.key_rows(wanted.deletes)))
+                cursor.executemany(table.upsert, list(table.rows(wanted.upserts)))
         self._stores.clear()
 
 
@@ -327,11 +327,11 @@ def _create_stage(table: Table, stage: str) -> str:
 def _copy(connection: Connection, table: Table, stage: str, wanted: Changes) -> None:
     with connection.cursor() as cursor:
         with cursor.copy(f"COPY {stage} ({table.column_list}, {_DELETED}) FROM STDIN", ()) as copy:
-            for store in wanted.upserts:
-                copy.write_row((*table.row(store), False))
+            for row in table.rows(wanted.upserts):
+                copy.write_row((*row, False))
         with cursor.copy(f"COPY {stage} ({table.key_list}, {_DELETED}) FROM STDIN", ()) as copy:
-            for key in wanted.deletes:
-                copy.write_row((*table.key_row(key), True))
+            for row in table.key_rows(wanted.deletes):
+                copy.write_row((*row, True))
 
 
 def _from_stage(table: Table, stage: str) -> tuple[str, ...]:

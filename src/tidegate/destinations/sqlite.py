@@ -176,11 +176,10 @@ class SqliteTransactor:
 
     def flush(self, message: Flush, answer: Answer) -> Flushed:
         with _errors_of(self._config, "load"):
-            for load in self._loads:
-                table = self._tables[load.binding]
-                row = self._connection.execute(table.select_one, table.key_row(load.key)).fetchone()
-                if row is not None:
-                    answer(Loaded(load.binding, table.document(row)))
+            for binding, table in enumerate(self._tables):
+                for key in table.key_rows([load.key for load in self._loads if load.binding == binding]):
+                    for row in self._connection.execute(table.select_one, key):
+                        answer(Loaded(binding, table.document(row)))
         self._loads.clear()
         return Flushed()
 
@@ -209,8 +208,8 @@ class SqliteTransactor:
             self._connection.execute("BEGIN IMMEDIATE")
         for binding, wanted in changes_by_binding(self._stores).items():
             table = self._tables[binding]
-            self._connection.executemany(table.delete, map(table.key_row, wanted.deletes))
-            self._connection.executemany(table.upsert, map(table.row, wanted.upserts))
+            self._connection.executemany(table.delete, table.key_rows(wanted.deletes))
+            self._connection.executemany(table.upsert, table.rows(wanted.upserts))
         self._stores.clear()
 
 
