@@ -29,7 +29,6 @@ from tidegate.capture.engine import (
     has_whole_snapshot,
 )
 from tidegate.capture.log import LogWriter
-from tidegate.capture.murmur2 import partitions_for
 from tidegate.capture.server_check import conninfo_parts, free_slot
 from tidegate.errors import DefinitelyNotDone, FixConfiguration, TidegateError
 
@@ -83,7 +82,9 @@ class Batches:
                 keys.append(key)
                 values.append(value)
         for topic, (keys, values) in columns.items():
-            self._append(topic, keys, values)
+            partitions = self._partitions.get(topic, 1)
+            self._writer.declare(topic, partitions)
+            self._writer.append_by_key(topic, partitions, keys, values)
         self._writer.sync()
         return resumable
 
@@ -93,19 +94,6 @@ class Batches:
             self._is_inside_transaction = event.status == "BEGIN"
         elif event.aggregate_type == "Initial Snapshot" and event.type in ("COMPLETED", "SKIPPED"):
             self._tell(Status("streaming"))
-
-    def _append(self, topic: str, keys: list[bytes | None], values: list[bytes | None]) -> None:
-        count = self._partitions.get(topic, 1)
-        self._writer.declare(topic, count)
-        if count == 1:
-            self._writer.append_columns(topic, 0, keys, values)
-            return
-        parts: list[tuple[list[bytes | None], list[bytes | None]]] = [([], []) for _ in range(count)]
-        for partition, key, value in zip(partitions_for(keys, count), keys, values, strict=True):
-            parts[partition][0].append(key)
-            parts[partition][1].append(value)
-        for partition, (some_keys, some_values) in enumerate(parts):
-            self._writer.append_columns(topic, partition, some_keys, some_values)
 
 
 def _raw(text: Any) -> bytes | None:

@@ -23,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate import crash_points
+from tidegate.capture.murmur2 import partitions_for
 from tidegate.errors import BadRecord, DefinitelyNotDone, Fenced, FixConfiguration, MaybeDone
 
 Record = tuple[bytes | None, bytes | None]
@@ -129,6 +130,18 @@ class LogWriter:
             self._pending.setdefault(place, []).append(frame)
             self._next[place] += len(key_part)
             self.pending_bytes += len(frame)
+
+    def append_by_key(self, topic: str, partitions: int, keys: Column, values: Column) -> None:
+        """The same, each record in the partition that Kafka would choose for its key."""
+        if partitions == 1:
+            self.append_columns(topic, 0, keys, values)
+            return
+        parts: list[tuple[list[bytes | None], list[bytes | None]]] = [([], []) for _ in range(partitions)]
+        for partition, key, value in zip(partitions_for(keys, partitions), keys, values, strict=True):
+            parts[partition][0].append(key)
+            parts[partition][1].append(value)
+        for partition, (some_keys, some_values) in enumerate(parts):
+            self.append_columns(topic, partition, some_keys, some_values)
 
     def mark(self, mark: Mark) -> None:
         """This much of a file was appended; becomes durable in the same instant as the records before it."""
