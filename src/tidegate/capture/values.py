@@ -172,3 +172,8 @@ _CONVERSIONS: dict[str, Conversion] = {
     "double": _double,
     "binary": _binary,
 }
+
+
+def is_base64_number(value: object) -> bool:
+    """Whether a decimal column's value is Debezium's base64 of the unscaled number, beyond doubt."""
+    return isinstance(value, str) and bool(value) and not _NUMBER.match(value) and value.lower() not in _NOT_NUMBERS

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from tidegate.protocol.messages import RuntimeCheckpoint
+from tidegate.protocol.session import RecoveryLog
 from tidegate.timeline.binding import Binding, Tick
 
 
@@ -46,16 +48,7 @@ class Applied:
     tick: int
 
 
-@dataclass(frozen=True)
-class Round:
-    """What the recovery log holds for one split of a materialization."""
-
-    checkpoint: Mapping[str, Any] | None
-    driver_state: Mapping[str, Any]
-    acknowledged: bool
-
-
-class Catalog(Protocol):
+class Catalog(RecoveryLog, Protocol):
     def take_over(self) -> int:
         """Makes the caller the one owner; all others are fenced off from now on."""
 
@@ -79,8 +72,8 @@ class Catalog(Protocol):
 
     def last_seal(self) -> Seal | None: ...
 
-    def seals(self, since: int, most: int) -> list[Seal]:
-        """The newest `most` seals with a tick of at least `since`, oldest first."""
+    def seals(self, since: int, before: int) -> list[Seal]:
+        """The seals of the ticks from `since` to before `before`, in order."""
 
     def derive(self, tick: Tick, files: Sequence[HistoryFile], applied: Sequence[Applied]) -> None:
         """Lists all files of one tick, and moves the collections' frontier behind it."""
@@ -93,11 +86,13 @@ class Catalog(Protocol):
     def files(self, collection: str, after: int, upto: int) -> list[HistoryFile]:
         """The files with updates of the ticks after `after` up to `upto`, in their order."""
 
+    def add_files(self, files: Sequence[HistoryFile], applied: Sequence[Applied]) -> None:
+        """Lists the files of a collection that was filled later, at a tick that is derived already."""
+
     def replace(self, old: Sequence[HistoryFile], new: HistoryFile) -> None:
         """Lists a merged file in place of those it was made of."""
 
-    def round(self, materialization: str, split: str) -> Round | None: ...
-
-    def commit_round(self, materialization: str, split: str, found: Round) -> None: ...
+    def checkpoint(self, materialization: str) -> RuntimeCheckpoint:
+        """Up to where all of a materialization is delivered, as the recovery log knows it."""
 
     def close(self) -> None: ...

@@ -10,8 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tidegate.catalog.contract import Applied, HistoryFile, Round, Seal
+import msgspec
+
+from tidegate.catalog.contract import Applied, HistoryFile, Seal
 from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.protocol.fence import Fence, FenceRow, plan_open
+from tidegate.protocol.messages import START, KeyRange, RuntimeCheckpoint, StateUpdate
+from tidegate.protocol.patch import apply_updates
+from tidegate.protocol.session import Recovered
 from tidegate.timeline.binding import Binding, OffsetRange, Tick
 
 FORMAT = 1
@@ -27,8 +33,9 @@ CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, collection TEXT NOT NUL
 CREATE INDEX IF NOT EXISTS files_by_tick ON files (collection, last);
 CREATE TABLE IF NOT EXISTS applied (collection TEXT, layout TEXT, partition INTEGER, tick INTEGER NOT NULL,
   PRIMARY KEY (collection, layout, partition));
-CREATE TABLE IF NOT EXISTS rounds (materialization TEXT, split TEXT, checkpoint TEXT, driver_state TEXT NOT NULL,
-  acknowledged INTEGER NOT NULL, PRIMARY KEY (materialization, split));
+CREATE TABLE IF NOT EXISTS rounds (materialization TEXT, key_begin INTEGER, key_end INTEGER, fence INTEGER NOT NULL,
+  checkpoint TEXT NOT NULL, PRIMARY KEY (materialization, key_begin, key_end));
+CREATE TABLE IF NOT EXISTS driver_states (materialization TEXT PRIMARY KEY, state TEXT NOT NULL);
 INSERT OR IGNORE INTO owner VALUES (1, 0);
 INSERT OR IGNORE INTO frontier VALUES (1, -1);
 """
@@ -67,7 +74,7 @@ class SqliteCatalog:
         except sqlite3.Error as error:
             raise DefinitelyNotDone(
                 f"the catalog {self._path} cannot be used: {error}",
-                remedy="See that the disk has room and that the folder belongs to you; then run again. Nothing is lost.",
+                remedy="See that the disk has room and that the folder is yours; then run again. Nothing is lost.",
             ) from error
 
     @contextmanager
@@ -145,9 +152,9 @@ class SqliteCatalog:
         found = self._rows(f"SELECT {_SEAL} FROM seals ORDER BY tick DESC LIMIT 1")
         return Seal(*found[0]) if found else None
 
-    def seals(self, since: int, most: int) -> list[Seal]:
-        found = self._rows(f"SELECT {_SEAL} FROM seals WHERE tick >= ? ORDER BY tick DESC LIMIT ?", since, most)
-        return [Seal(*row) for row in reversed(found)]
+    def seals(self, since: int, before: int) -> list[Seal]:
+        query = f"SELECT {_SEAL} FROM seals WHERE tick >= ? AND tick < ? ORDER BY tick"
+        return [Seal(*row) for row in self._rows(query, since, before)]
 
     # --- collections
 
@@ -157,9 +164,7 @@ class SqliteCatalog:
             assert tick == last + 1, (tick, last)
             for one in files:
                 connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(one))
-            for part in applied:
-                values = (part.collection, part.layout, part.partition, part.tick)
-                connection.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?, ?)", values)
+            self._put_applied(connection, applied)
             connection.execute("UPDATE frontier SET derived = ?", (tick,))
 
     def derived(self) -> int:
@@ -172,6 +177,18 @@ class SqliteCatalog:
         query = f"SELECT {_FILE} FROM files WHERE collection = ? AND last > ? AND first <= ? ORDER BY first, path"
         return [HistoryFile(*row) for row in self._rows(query, collection, after, upto)]
 
+    def add_files(self, files: Sequence[HistoryFile], applied: Sequence[Applied]) -> None:
+        with self._write() as connection:
+            for one in files:
+                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(one))
+            self._put_applied(connection, applied)
+
+    @staticmethod
+    def _put_applied(connection: sqlite3.Connection, applied: Sequence[Applied]) -> None:
+        for part in applied:
+            values = (part.collection, part.layout, part.partition, part.tick)
+            connection.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?, ?)", values)
+
     def replace(self, old: Sequence[HistoryFile], new: HistoryFile) -> None:
         with self._write() as connection:
             for one in old:
@@ -181,19 +198,57 @@ class SqliteCatalog:
 
     # --- recovery log
 
-    def round(self, materialization: str, split: str) -> Round | None:
-        query = "SELECT checkpoint, driver_state, acknowledged FROM rounds WHERE materialization = ? AND split = ?"
-        found = self._rows(query, materialization, split)
-        if not found:
-            return None
-        checkpoint, state, acknowledged = found[0]
-        return Round(json.loads(checkpoint) if checkpoint else None, json.loads(state), bool(acknowledged))
-
-    def commit_round(self, materialization: str, split: str, found: Round) -> None:
-        checkpoint = json.dumps(found.checkpoint) if found.checkpoint is not None else None
-        values = (materialization, split, checkpoint, json.dumps(found.driver_state), found.acknowledged)
+    def open(self, materialization: str, key_range: KeyRange) -> Recovered:
         with self._write() as connection:
-            connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", values)
+            plan = plan_open(self._fence_rows(connection, materialization), key_range)
+            for row in plan.rows:
+                self._put_row(connection, materialization, row)
+            return Recovered(plan.mine.fence, plan.mine.checkpoint, self._driver_state(connection, materialization))
+
+    def commit(
+        self,
+        materialization: str,
+        key_range: KeyRange,
+        fence: Fence,
+        checkpoint: RuntimeCheckpoint,
+        updates: Sequence[StateUpdate],
+    ) -> None:
+        with self._write() as connection:
+            mine = FenceRow(key_range, fence, checkpoint)
+            if not any(
+                row.key_range == key_range and row.fence == fence
+                for row in self._fence_rows(connection, materialization)
+            ):
+                raise Fenced(
+                    f"materialization {materialization}: a newer session has taken over its keys {key_range.text}",
+                    remedy="Nothing to do: the newer session goes on from the last committed round.",
+                )
+            self._put_row(connection, materialization, mine)
+            if updates:
+                state = apply_updates(self._driver_state(connection, materialization), updates)
+                values = (materialization, msgspec.json.encode(state))
+                connection.execute("INSERT OR REPLACE INTO driver_states VALUES (?, ?)", values)
+
+    def _fence_rows(self, connection: sqlite3.Connection, materialization: str) -> list[FenceRow]:
+        query = "SELECT key_begin, key_end, fence, checkpoint FROM rounds WHERE materialization = ?"
+        return [
+            FenceRow(KeyRange(begin, end), fence, msgspec.json.decode(checkpoint, type=RuntimeCheckpoint))
+            for begin, end, fence, checkpoint in connection.execute(query, (materialization,))
+        ]
+
+    def _put_row(self, connection: sqlite3.Connection, materialization: str, row: FenceRow) -> None:
+        checkpoint = msgspec.json.encode(row.checkpoint)
+        values = (materialization, row.key_range.begin, row.key_range.end, row.fence, checkpoint)
+        connection.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", values)
+
+    def _driver_state(self, connection: sqlite3.Connection, materialization: str) -> Any:
+        query = "SELECT state FROM driver_states WHERE materialization = ?"
+        found = connection.execute(query, (materialization,)).fetchone()
+        return msgspec.json.decode(found[0]) if found else None
+
+    def checkpoint(self, materialization: str) -> RuntimeCheckpoint:
+        rows = self._fence_rows(self._connection, materialization)
+        return min((row.checkpoint for row in rows), key=lambda one: one.tick, default=START)
 
     def close(self) -> None:
         with self._lock:

@@ -1,0 +1,1 @@
+"""Keyed rows with history: how a collection's updates are written, read at a tick, and merged."""

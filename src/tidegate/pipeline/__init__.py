@@ -1,0 +1,1 @@
+"""The three jobs, ingest, derive and materialize, and the process that drives them."""

@@ -1,0 +1,1 @@
+"""Spark: the session, and how errors come back from its tasks."""

@@ -1,0 +1,38 @@
+"""`tidegate verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidegate.errors import FixConfiguration
+from tidegate.pipeline.materialize import specification
+from tidegate.pipeline.project import load
+from tidegate.pipeline.runner import catalog_of, define_all, remembered_tables, session
+from tidegate.pipeline.verify import Verdict, verify
+
+
+def verify_project(folder: Path) -> list[Verdict]:
+    """A verdict for each materialization; takes no fence, so a run may go on beside it."""
+    project = load(folder)
+    if not (project.state / "catalog.db").exists():
+        raise FixConfiguration(f"{project.state} holds no state yet", remedy="Run `tidegate run` first.")
+    catalog = catalog_of(project)
+    tables = remembered_tables(catalog)
+    spark = session(project)
+    try:
+        defined = define_all(project, tables, spark)
+        views = {view.name: view for view in defined.views}
+        return [
+            verify(
+                spark,
+                catalog,
+                views[settings.view],
+                defined.by_name,
+                specification(project, settings, views[settings.view]),
+                settings.to,
+            )
+            for settings in project.file.materializations
+        ]
+    finally:
+        spark.stop()
+        catalog.close()

@@ -1,0 +1,250 @@
+"""`run`: one process drives capture, ticks and materializations until it is told to stop, or until all is delivered."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+
+from tidegate.catalog.contract import Catalog
+from tidegate.catalog.sqlite import SqliteCatalog
+from tidegate.errors import DefinitelyNotDone, FixConfiguration
+from tidegate.model.schema import Column, TableSchema, parse_type
+from tidegate.pipeline.materialize import Delivered, Materializer
+from tidegate.pipeline.merging import Merging
+from tidegate.pipeline.project import Project
+from tidegate.pipeline.sources import Source, source
+from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
+from tidegate.pipeline.work import Layout, ViewWork
+from tidegate.spark.session import spark_session
+from tidegate.views.definition import ViewDefinition, define
+
+IDLE_SECONDS = 0.05
+OWNER_CHECK_SECONDS = 0.5
+STUCK_SECONDS = 30.0
+
+
+class Watcher(Protocol):
+    """Whoever shows what the run does."""
+
+    def said(self, text: str) -> None: ...
+
+    def ticked(self, done: TickDone) -> None: ...
+
+    def delivered(self, round_: Delivered) -> None: ...
+
+    def trouble(self, name: str, error: str | None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Defined:
+    """What the project's SQL means over the tables that there are."""
+
+    tables: tuple[TableSchema, ...]
+    views: tuple[ViewDefinition, ...]
+
+    @property
+    def by_name(self) -> dict[str, TableSchema]:
+        return {table.name: table for table in self.tables}
+
+
+def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
+    by_name = {table.name: table for table in tables}
+    return Defined(
+        tuple(tables), tuple(define(view.name, view.sql, view.path, by_name, spark) for view in project.views)
+    )
+
+
+def session(project: Project) -> SparkSession:
+    return spark_session(project.file.spark.conf, project.file.spark.master)
+
+
+def catalog_of(project: Project) -> SqliteCatalog:
+    return SqliteCatalog(project.state / "catalog.db")
+
+
+# --- what was there before must still mean the same
+
+
+def remember_tables(catalog: Catalog, tables: Sequence[TableSchema]) -> None:
+    """Keeps each table's schema; a column may be added, nothing else may change under a history."""
+    for table in tables:
+        known = catalog.setting(f"table:{table.name}")
+        if known is not None:
+            _require_compatible(_table_of(known), table)
+        catalog.set(f"table:{table.name}", _text_of(table))
+
+
+def remembered_tables(catalog: Catalog) -> tuple[TableSchema, ...]:
+    return tuple(_table_of(text) for text in catalog.settings("table:").values())
+
+
+def _text_of(table: TableSchema) -> str:
+    columns = {column.name: column.type.ddl for column in table.columns}
+    return json.dumps({"name": table.name, "topic": table.topic, "key": table.key, "columns": columns})
+
+
+def _table_of(text: str) -> TableSchema:
+    found = json.loads(text)
+    columns = tuple(Column(name, parse_type(ddl)) for name, ddl in found["columns"].items())
+    return TableSchema(found["name"], found["topic"], tuple(found["key"]), columns)
+
+
+def _require_compatible(known: TableSchema, now: TableSchema) -> None:
+    before = {column.name: column.type.ddl for column in known.columns}
+    after = {column.name: column.type.ddl for column in now.columns}
+    changed = [name for name in before if after.get(name) != before[name]]
+    if known.key != now.key or known.topic != now.topic or changed:
+        what = f"column {changed[0]}" if changed else "its key or topic"
+        raise FixConfiguration(
+            f'table "{now.name}" has changed ({what}) since the state folder was begun',
+            remedy="Undo the change, or begin with a new state folder (`state:`) and new destination tables.",
+        )
+
+
+def remember_views(catalog: Catalog, views: Sequence[ViewDefinition]) -> None:
+    for view in views:
+        known = catalog.setting(f"view:{view.name}")
+        if known is not None and known != view.plan.layout:
+            raise FixConfiguration(
+                f'view "{view.name}" has changed since it was first run',
+                remedy="Undo the change, or save it under another name (a new view is filled from history).",
+            )
+        catalog.set(f"view:{view.name}", view.plan.layout)
+
+
+# --- the run
+
+
+class Run:
+    """Everything that works together while `tidegate run` runs."""
+
+    def __init__(self, project: Project, watcher: Watcher, until_idle: bool) -> None:
+        self._project, self._watcher, self._until_idle = project, watcher, until_idle
+        self._stopping = threading.Event()
+        self._materializers: list[Materializer] = []
+        self._last_owner_check = 0.0
+        self._waiting_since: float | None = None
+        self._waiting_shown = ""
+
+    def stop(self) -> None:
+        """Ends after the tick and the rounds under way."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Returns when stopped, or when all that was captured is delivered; raises what ends it earlier."""
+        with ExitStack() as stack:
+            catalog = stack.enter_context(_closing(catalog_of(self._project)))
+            catalog.take_over()
+            feed = source(self._project)
+            stack.callback(feed.stop)
+            for warning in feed.start():
+                self._watcher.said(f"note: {warning}")
+            spark = session(self._project)
+            stack.callback(spark.stop)
+            defined = define_all(self._project, feed.tables(), spark)
+            remember_tables(catalog, defined.tables)
+            remember_views(catalog, defined.views)
+            ticks = self._ticks(spark, catalog, defined)
+            ticks.recover()
+            stack.callback(self._stop_materializers)
+            self._start_materializers(catalog, defined)
+            self._watcher.said("ready")
+            self._loop(catalog, feed, ticks, self._merging(spark, catalog, defined))
+
+    def _ticks(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Ticks:
+        context = spark.sparkContext
+        layout = Layout(self._project.state, context.defaultParallelism)
+        return Ticks(
+            context,
+            catalog,
+            layout,
+            SourceTopics(self._project.file.source.topic_prefix),
+            defined.tables,
+            [ViewWork(view.name, view.plan) for view in defined.views],
+            self._project.file.tick.max_events,
+        )
+
+    def _merging(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Merging:
+        names = [*(table.name for table in defined.tables), *(view.name for view in defined.views)]
+        return Merging(spark.sparkContext, catalog, self._project.state, names)
+
+    def _start_materializers(self, catalog: Catalog, defined: Defined) -> None:
+        views = {view.name: view for view in defined.views}
+        for settings in self._project.file.materializations:
+            one = Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+            self._materializers.append(one)
+            one.start()
+
+    def _stop_materializers(self) -> None:
+        for one in self._materializers:
+            one.stop()
+
+    def _loop(self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging) -> None:
+        every_seconds = self._project.file.tick.every_ms / 1000
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            self._check(catalog, feed, began)
+            captured = self._until_idle and feed.captured  # asked before looking at the log
+            done = ticks.step(log_is_filled=feed.log_is_filled)
+            self._show_waiting(catalog, ticks)
+            if done is not None:
+                self._watcher.ticked(done)
+                for one in self._materializers:
+                    one.wake()
+                merging.after_tick(done.tick)
+                self._stopping.wait(max(0.0, every_seconds - (time.monotonic() - began)))
+            elif captured and self._is_delivered(catalog) and self._may_end(ticks):
+                return
+            else:
+                self._stopping.wait(IDLE_SECONDS)
+
+    def _check(self, catalog: Catalog, feed: Source, now: float) -> None:
+        feed.check()
+        if now - self._last_owner_check >= OWNER_CHECK_SECONDS:
+            catalog.check_owner()
+            self._last_owner_check = now
+        for one in self._materializers:
+            if one.failure is not None:
+                raise one.failure
+            self._watcher.trouble(one.name, str(one.trouble) if one.trouble else None)
+
+    def _is_delivered(self, catalog: Catalog) -> bool:
+        derived = catalog.derived()
+        return all(one.tick >= derived for one in self._materializers)
+
+    def _show_waiting(self, catalog: Catalog, ticks: Ticks) -> None:
+        """What cannot be sealed is kept where `status` finds it."""
+        text = json.dumps([asdict(one) for one in ticks.waiting()])
+        if text != self._waiting_shown:
+            catalog.set("waiting", text)
+            self._waiting_shown, self._waiting_since = text, time.monotonic()
+
+    def _may_end(self, ticks: Ticks) -> bool:
+        """All is delivered, unless a transaction is not whole: that is an error where no more can come."""
+        waiting = ticks.waiting()
+        if not waiting:
+            return True
+        is_final = self._project.file.source.kind == "files"
+        since = self._waiting_since or 0.0
+        if not is_final and time.monotonic() - since < STUCK_SECONDS:
+            return False
+        raise DefinitelyNotDone(
+            "not all that was captured can be delivered:\n  " + "\n  ".join(str(one) for one in waiting),
+            remedy="The rest of these transactions is missing in the source's topics: add the records, or take a new"
+            " snapshot. All transactions before them are delivered.",
+        )
+
+
+@contextmanager
+def _closing(catalog: SqliteCatalog) -> Iterator[SqliteCatalog]:
+    try:
+        yield catalog
+    finally:
+        catalog.close()

@@ -1,0 +1,340 @@
+"""What runs in Spark's Python workers: reading ranges of the log, following tables, folding views.
+
+Each task may run again, or twice at once: what it writes has a name and a content that depend on the tick alone, and an
+arrangement applies a tick once. A history file is in place before the arrangement commits its tick: so a partition that
+has applied the tick finds there what it put out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.capture.debezium import Op, RowEvents, row_decoder
+from tidegate.capture.log import LogReader
+from tidegate.capture.sealing import SNAPSHOT
+from tidegate.collections import history
+from tidegate.collections.tables import FIRST_ORDER, Event, follow
+from tidegate.crash_points import reach
+from tidegate.model.key import key_hash
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Written
+from tidegate.spark.failures import carrying_errors
+from tidegate.views.arrangement import Arrangement
+from tidegate.views.kernel import compiled
+
+Blob = tuple[int, tuple[str, bytes]]  # target partition, (collection, content)
+Positions = Mapping[str, int]
+PendingFile = tuple[str, str]  # table, path
+_PENDING = pa.schema(
+    [
+        ("group", pa.dictionary(pa.int32(), pa.string())),
+        ("order", pa.int64()),
+        ("op", pa.uint8()),
+        ("hash", pa.uint32()),
+        ("key", pa.binary()),
+        ("cell", pa.binary()),
+    ]
+)
+_RANGES = pa.schema([("group", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("lsn", pa.int64())])
+
+
+def ipc_bytes(table: pa.Table | pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return bytes(sink.getvalue())
+
+
+def ipc_table(blob: bytes) -> pa.Table:
+    return pa.ipc.open_stream(blob).read_all()
+
+
+# --- ingest
+
+
+@carrying_errors
+def ingest(layout: Layout, loads: Iterable[Sequence[Chunk]]) -> Iterator[Ingested]:
+    """Reads each chunk's range, writes its rows down as pending, and says which transactions' rows came."""
+    for chunks in loads:
+        for chunk in chunks:
+            yield _ingest_chunk(layout, chunk)
+
+
+def _ingest_chunk(layout: Layout, chunk: Chunk) -> Ingested:
+    events, place = RowEvents(), chunk.range
+    decoder, offset = row_decoder(chunk.table), place.start
+    for batch in LogReader(layout.log).read(place.topic, place.partition, place.start, place.end):
+        decoder.decode(events, batch.column(1).to_pylist(), place.topic, place.partition, offset)
+        offset += batch.num_rows
+    groups = pa.array(events.groups, pa.string()).dictionary_encode()
+    if events.ops:
+        _write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
+    snapshots = [group for group in groups.dictionary.to_pylist() if group.startswith(SNAPSHOT)]
+    last = snapshots[-1] if events.last_snapshot_row else None
+    return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed)
+
+
+def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) -> None:
+    columns = [
+        groups,
+        pa.array(events.orders, pa.int64()),
+        pa.array(events.ops, pa.uint8()),
+        pa.array(list(map(key_hash, events.keys)), pa.uint32()),
+        pa.array(events.keys, pa.binary()),
+        pa.array(events.cells, pa.binary()),
+    ]
+    draft = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, _PENDING) as writer:
+            writer.write(pa.record_batch(columns, schema=_PENDING))
+        draft.replace(path)
+    except OSError as error:
+        raise history.not_written(path, error) from error
+
+
+def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
+    """Consecutive numbers of one transaction become one row: (group, first, last, greatest LSN)."""
+    code = groups.indices.to_numpy()
+    order = np.asarray(events.orders, dtype=np.int64)
+    lsn = np.asarray(events.lsns, dtype=np.int64)
+    sorting = np.lexsort((order, code))
+    code, order, lsn = code[sorting], order[sorting], lsn[sorting]
+    starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(order) > 1)]) if len(code) else np.empty(0, int)
+    ends = np.r_[starts[1:], len(code)] - 1 if len(code) else starts
+    columns = [
+        groups.dictionary.take(pa.array(code[starts])),
+        pa.array(order[starts]),
+        pa.array(order[ends]),
+        pa.array(np.maximum.reduceat(lsn, starts) if len(code) else lsn),
+    ]
+    return ipc_bytes(pa.record_batch(columns, schema=_RANGES))
+
+
+# --- derive: spread the sealed events by primary key
+
+
+@carrying_errors
+def spread(work: Derivation, positions: Positions, loads: Iterable[Sequence[PendingFile]]) -> Iterator[Blob]:
+    """Of each pending file, the events of the transactions that have a position, by the partition of their key."""
+    if work.sealed.snapshots:  # a snapshot empties every partition, also those that it has no row for
+        yield from ((partition, ("", b"")) for partition in range(work.layout.partitions))
+    for files in loads:
+        for table, path in files:
+            events = _sealed_events(positions, path)
+            if events.num_rows:
+                for partition, part in _by_partition(events, work.layout.partitions):
+                    yield partition, (table, ipc_bytes(part))
+
+
+def _sealed_events(positions: Positions, path: str) -> pa.Table:
+    with pa.memory_map(path) as file:
+        table = pa.ipc.open_file(file).read_all()
+        groups = table["group"].combine_chunks()
+        groups = groups.chunk(0) if isinstance(groups, pa.ChunkedArray) else groups
+        known = np.array([positions.get(group, -1) for group in groups.dictionary.to_pylist()], np.int64)
+        found = known[groups.indices.to_numpy()]
+        wanted = pa.array(found >= 0)
+        table = table.drop_columns(["group"]).append_column("position", pa.array(found))
+        return table if wanted.true_count == len(found) else table.filter(wanted)
+
+
+def _by_partition(events: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+    """A truncate has no key: it goes to all."""
+    target = events["hash"].to_numpy() % partitions
+    everywhere = events["op"].to_numpy() == Op.TRUNCATE
+    for partition in range(partitions):
+        mask = (target == partition) | everywhere
+        if mask.any():
+            yield partition, events if mask.all() else events.filter(pa.array(mask))
+
+
+# --- derive: tables follow their events
+
+
+@carrying_errors
+def follow_tables(work: Derivation, blobs: Iterable[Blob]) -> Iterator[Blob | tuple[int, Written]]:
+    """Brings this partition's tables to the tick, writes their updates down, and sends them on to the views."""
+    received = list(blobs)
+    for partition in sorted({target for target, _ in received}):
+        for table in work.tables:
+            parts = [blob for target, (name, blob) in received if target == partition and name == table.name]
+            if not parts and not work.sealed.snapshots:
+                continue
+            updates = _follow_table(work, table.name, partition, parts)
+            yield _written(work, table.name, partition, updates)
+            yield from _to_views(work, table.name, updates)
+
+
+def _follow_table(work: Derivation, table: str, partition: int, parts: Sequence[bytes]) -> list[history.Update]:
+    layout, tick = work.layout, work.sealed.tick
+    arrangement = Arrangement.open(layout.arrangement(table, partition), layout.name)
+    path = history.tick_file(layout.state, table, tick, layout.name, partition)
+    if arrangement.applied >= tick:
+        written = history.read([str(path)], tick - 1, tick) if path.exists() else history.SCHEMA.empty_table()
+        return [update for _, update in history.updates(written)]
+    events = _in_order(parts, work.sealed.snapshots)
+    with arrangement.write(tick) as rows:
+        updates = follow(table, rows, events)
+        if updates:
+            history.write(path, history.as_table(updates, tick))
+            reach("table-history-written")
+    return updates
+
+
+def _in_order(parts: Sequence[bytes], snapshots: Sequence[int]) -> list[Event]:
+    """Sorted as they were committed; a snapshot starts by emptying the table."""
+    events = [Event(position, FIRST_ORDER, Op.TRUNCATE, b"", None) for position in snapshots]
+    if parts:
+        table = pa.concat_tables(map(ipc_table, parts))
+        table = table.sort_by([("position", "ascending"), ("order", "ascending"), ("key", "ascending")])
+        names = ("position", "order", "op", "key", "cell")
+        events += map(Event._make, zip(*(table[name].to_pylist() for name in names), strict=True))
+    if snapshots:
+        events.sort(key=lambda event: event[:2])
+    return events
+
+
+def _written(work: Derivation, collection: str, partition: int, updates: Sequence[Any]) -> tuple[int, Written]:
+    if not updates:
+        return partition, Written(collection, partition, None, 0, 0)
+    layout = work.layout
+    path = history.tick_file(layout.state, collection, work.sealed.tick, layout.name, partition)
+    return partition, Written(collection, partition, str(path), len(updates), path.stat().st_size)
+
+
+def _to_views(work: Derivation, table: str, updates: Sequence[history.Update]) -> Iterator[Blob]:
+    """Each row's change over the whole tick, as changes of the views' inputs, by the partition of the view's key."""
+    changes = net(updates)
+    for view in work.views:
+        targets: list[list[Any]] = [[] for _ in range(work.layout.partitions)]
+        for used in compiled(view.plan).inputs_of(table):
+            for key, (old, new) in changes.items():
+                for change in used.route(key, old, new):
+                    targets[key_hash(change[0]) % work.layout.partitions].append(change)
+        for target, routed in enumerate(targets):
+            if routed:
+                yield target, (view.name, msgspec.msgpack.encode(routed))
+
+
+def net(updates: Sequence[history.Update]) -> dict[bytes, tuple[bytes | None, bytes | None]]:
+    """The first old and the last new row of each key."""
+    changes: dict[bytes, tuple[bytes | None, bytes | None]] = {}
+    for key, _, diff, cell in updates:
+        seen = changes.get(key)
+        if diff > 0:
+            changes[key] = (seen[0] if seen else None, cell)
+        else:
+            changes[key] = (seen[0] if seen else cell, None)
+    return changes
+
+
+# --- derive: views fold their changes
+
+_changes = msgspec.msgpack.Decoder(list[tuple[bytes, int, bytes, bytes | None]]).decode
+
+
+@carrying_errors
+def fold_views(work: Derivation, blobs: Iterable[tuple[int, Any]]) -> Iterator[Written]:
+    """Brings this partition's views to the tick; passes on what the tables' tasks have written."""
+    received = list(blobs)
+    yield from (content for _, content in received if isinstance(content, Written))
+    sent = [(target, content) for target, content in received if not isinstance(content, Written)]
+    for partition in sorted({target for target, _ in sent}):
+        for view in work.views:
+            parts = [blob for target, (name, blob) in sent if target == partition and name == view.name]
+            if parts:
+                yield _fold_view(work, view.name, partition, [one for blob in parts for one in _changes(blob)])
+
+
+def _fold_view(work: Derivation, view: str, partition: int, changes: list[Any]) -> Written:
+    layout, tick = work.layout, work.sealed.tick
+    arrangement = Arrangement.open(layout.arrangement(view, partition), view_layout(work, view))
+    path = history.tick_file(layout.state, view, tick, layout.name, partition)
+    if arrangement.applied >= tick:
+        rows = pq.read_metadata(path).num_rows if path.exists() else 0
+        return Written(view, partition, str(path) if rows else None, rows, path.stat().st_size if rows else 0)
+    plan = next(one.plan for one in work.views if one.name == view)
+    position = work.sealed.last_position
+    with arrangement.write(tick):
+        outputs = compiled(plan).fold(arrangement, tick, changes)
+        updates = [update for output in outputs for update in _output_updates(position, *output)]
+        if updates:
+            history.write(path, history.as_table(updates, tick))
+            reach("view-history-written")
+    return _written(work, view, partition, updates)[1]
+
+
+def _output_updates(position: int, key: bytes, old: bytes | None, new: bytes | None) -> Iterator[history.Update]:
+    if old is not None:
+        yield history.Update(key, position, -1, old)
+    if new is not None:
+        yield history.Update(key, position, 1, new)
+
+
+def view_layout(work: Derivation, view: str) -> str:
+    plan = next(one.plan for one in work.views if one.name == view)
+    return f"{work.layout.name} {plan.layout}"
+
+
+# --- arrangements lost: built again from history
+
+
+@carrying_errors
+def rebuild(work: Derivation, loads: Iterable[Sequence[Rebuild]]) -> Iterator[Written]:
+    """Fills each arrangement that is not where the catalog expects it, from history; says which were filled."""
+    for part in (part for parts in loads for part in parts):
+        view = next((view for view in work.views if view.name == part.collection), None)
+        name = view_layout(work, part.collection) if view else work.layout.name
+        arrangement = Arrangement.open(work.layout.arrangement(part.collection, part.partition), name)
+        if not part.emit and part.expected <= arrangement.applied <= part.upto + 1:
+            continue
+        arrangement.reset()
+        if view:
+            yield _refill_view(work, part, arrangement)
+        else:
+            yield _refill_table(work, part, arrangement)
+
+
+def _refill_table(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
+    rows = history.current_rows(part.files[part.collection], part.upto)
+    mine = sorted(entry for entry in rows.items() if key_hash(entry[0]) % work.layout.partitions == part.partition)
+    with arrangement.write(part.upto) as transaction:
+        transaction.putmulti(mine)
+    return Written(part.collection, part.partition, None, len(mine), 0)
+
+
+def _refill_view(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
+    view = compiled(next(one.plan for one in work.views if one.name == part.collection))
+    changes = []
+    for table, paths in part.files.items():
+        for key, cell in history.current_rows(paths, part.upto).items():
+            for used in view.inputs_of(table):
+                changes += used.route(key, None, cell)
+    mine = [one for one in changes if key_hash(one[0]) % work.layout.partitions == part.partition]
+    path = history.tick_file(work.layout.state, part.collection, part.upto, work.layout.name, part.partition)
+    with arrangement.write(part.upto):
+        updates = [history.Update(key, 0, 1, new) for key, _, new in view.fold(arrangement, part.upto, mine) if new]
+        if part.emit and updates:
+            history.write(path, history.as_table(updates, part.upto))
+    found = bool(part.emit and updates)
+    size_bytes = path.stat().st_size if found else 0
+    return Written(part.collection, part.partition, str(path) if found else None, len(updates), size_bytes)
+
+
+# --- many small files become one
+
+
+@carrying_errors
+def merge(parts: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, int, int]]:
+    """Writes (path, sources) as one file in the order of the ticks; returns path, rows and bytes."""
+    for path, sources in parts:
+        table = history.read(sources, -1, 1 << 62)
+        history.write(Path(path), table)
+        yield path, table.num_rows, Path(path).stat().st_size

@@ -1,0 +1,454 @@
+"""Ticks: bind, ingest, seal, derive. Each step is durable before the next; a restart goes on where the last stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import SparkContext
+
+from tidegate.capture.debezium import Place, TransactionEvent, notification, transaction_event
+from tidegate.capture.log import LogReader
+from tidegate.capture.sealing import (
+    REMEMBERED_TRANSACTIONS,
+    Remembered,
+    RowsSeen,
+    SealedTransaction,
+    Sealer,
+    TickFacts,
+    Waiting,
+)
+from tidegate.catalog.contract import Applied, Catalog, HistoryFile, Seal
+from tidegate.crash_points import reach
+from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.model.schema import TableSchema
+from tidegate.pipeline import tasks
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Sealed, ViewWork, Written
+from tidegate.spark.failures import carried
+from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind
+
+CHUNK_EVENTS = 50_000
+ATTEMPTS = 3
+_TRANSACTIONS = pa.schema(
+    [
+        ("position", pa.int64()),
+        ("group", pa.string()),
+        ("id", pa.string()),
+        ("lsn", pa.int64()),
+        ("commit_ms", pa.int64()),
+        ("rows", pa.int64()),
+        ("first_tick", pa.int64()),
+    ]
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceTopics:
+    """The topics of a source beside those of its tables."""
+
+    prefix: str
+
+    @property
+    def transactions(self) -> str:
+        return f"{self.prefix}.transaction"
+
+    @property
+    def notifications(self) -> str:
+        return f"{self.prefix}.notifications"
+
+
+@dataclass(frozen=True)
+class TickDone:
+    """What one tick did, for whoever watches."""
+
+    tick: int
+    events: int
+    transactions: int
+    rows: Mapping[str, int]
+    source_position: str | None
+    commit_ms: int | None
+
+
+class Ticks:
+    """Drives one source's ticks; one at a time, by the one owner of the catalog."""
+
+    def __init__(
+        self,
+        context: SparkContext,
+        catalog: Catalog,
+        layout: Layout,
+        topics: SourceTopics,
+        tables: Sequence[TableSchema],
+        views: Sequence[ViewWork],
+        max_events: int,
+    ) -> None:
+        self._context, self._catalog, self._layout, self._topics = context, catalog, layout, topics
+        self._tables, self._views, self._max_events = tuple(tables), tuple(views), max_events
+        self._by_topic = {table.topic: table for table in tables}
+        self._reader = LogReader(layout.log)
+        self._sealer = Sealer(self._collections(), Remembered())
+        self._barrier = Barrier()
+        self._read: dict[LogPartition, int] = {}
+        self._next = Tick(0)
+        self._last_facts = -1
+        self._pending: dict[int, list[tuple[str, str]]] = {}
+
+    def _collections(self) -> dict[str, str]:
+        prefix = self._topics.prefix + "."
+        return {table.topic.removeprefix(prefix): table.name for table in self._tables}
+
+    # --- one tick
+
+    def step(self, *, log_is_filled: bool = True) -> TickDone | None:
+        """Runs the next tick if there is anything to read, or if something waits for the log to be read through."""
+        ends = self._ends()
+        binding = bind(self._next, self._read, ends, self._held(), self._max_events)
+        waits = log_is_filled and self._sealer.wants_barrier and self._barrier.read_all_since < self._last_facts
+        if not binding.ranges and not waits:
+            return None
+        if not self._catalog.bind(binding):
+            raise Fenced(
+                f"tick {binding.tick} was bound by another process",
+                remedy="Run one `tidegate run` for a state folder.",
+            )
+        reach("bound")
+        return self._bound(binding, ends if log_is_filled else None)
+
+    def _bound(self, binding: Binding, ends: Mapping[LogPartition, int] | None) -> TickDone:
+        self._read = after(self._read, binding)
+        self._barrier.bound(binding.tick, ends, self._read)
+        events = self._take(binding)
+        reach("ingested")
+        sealed = self._sealer.seal(self._barrier.read_all_since)
+        self._catalog.seal(self._seal_of(binding.tick, sealed))
+        reach("sealed")
+        self._next = Tick(binding.tick + 1)
+        written = self._derive(binding.tick, sealed)
+        return self._done(binding.tick, events, sealed, written)
+
+    def _done(
+        self, tick: int, events: int, sealed: Sequence[SealedTransaction], written: Sequence[Written]
+    ) -> TickDone:
+        rows: dict[str, int] = {}
+        for one in written:
+            rows[one.collection] = rows.get(one.collection, 0) + one.rows
+        last = sealed[-1] if sealed else None
+        return TickDone(tick, events, len(sealed), rows, last.id if last else None, last.commit_ms if last else None)
+
+    def _ends(self) -> dict[LogPartition, int]:
+        wanted = {self._topics.transactions, self._topics.notifications, *self._by_topic}
+        ends = {LogPartition(*place): end for place, end in self._reader.ends().items() if place[0] in wanted}
+        if any(one.topic == self._topics.transactions and one.partition > 0 for one in ends):
+            raise FixConfiguration(
+                f"topic {self._topics.transactions} has more than one partition: the order of commits is lost",
+                remedy="Give the transaction topic exactly one partition, and take a new snapshot.",
+            )
+        return ends
+
+    def _held(self) -> dict[LogPartition, int]:
+        """How far ahead each partition was read: rows that wait for others of their transaction."""
+        rows, held = self._sealer.pending_rows, {LogPartition(self._topics.transactions, 0): 0}
+        partitions = [one for one in self._read if one.topic in self._by_topic]
+        for one in partitions:
+            siblings = sum(1 for other in partitions if other.topic == one.topic)
+            held[one] = rows.get(self._by_topic[one.topic].name, 0) // siblings
+        held[LogPartition(self._topics.transactions, 0)] = 2 * self._sealer.pending_transactions
+        return held
+
+    # --- ingest
+
+    def _take(self, binding: Binding) -> int:
+        places = [place for one in binding.ranges if one.topic in self._by_topic for place in _pieces(one)]
+        chunks = [Chunk(binding.tick, n, self._by_topic[one.topic], one) for n, one in enumerate(places)]
+        seen = self._ingest(chunks) if chunks else []
+        self._sealer.take(self._facts(binding, seen))
+        if binding.ranges:
+            self._last_facts = binding.tick
+        self._pending[binding.tick] = [
+            (one.chunk.table.name, str(self._layout.pending(one.chunk.tick, one.chunk.number)))
+            for one in seen
+            if one.rows
+        ]
+        return sum(one.rows for one in seen)
+
+    def _ingest(self, chunks: Sequence[Chunk]) -> list[Ingested]:
+        weights = [one.range.end - one.range.start for one in chunks]
+        return self._spark(balanced(chunks, weights, self._parallelism), partial(tasks.ingest, self._layout))
+
+    def _facts(self, binding: Binding, seen: Sequence[Ingested]) -> TickFacts:
+        streamed = ((one.chunk.range.topic, one.chunk.range.partition) for one in seen if one.streamed)
+        return TickFacts(
+            tick=binding.tick,
+            rows=[rows for one in seen for rows in _rows_seen(one)],
+            transactions=self._transaction_events(binding),
+            last_snapshot_rows=frozenset(one.last_snapshot_row for one in seen if one.last_snapshot_row),
+            snapshot_completed=self._snapshot_completed(binding),
+            streamed=frozenset(streamed),
+            partitions=frozenset((one.topic, one.partition) for one in self._read if one.topic in self._by_topic),
+        )
+
+    def _transaction_events(self, binding: Binding) -> list[TransactionEvent]:
+        return [transaction_event(value, place) for place, value in self._values(binding, self._topics.transactions)]
+
+    def _snapshot_completed(self, binding: Binding) -> bool:
+        found = (notification(value) for _, value in self._values(binding, self._topics.notifications))
+        return any(one and one.aggregate_type == "Initial Snapshot" and one.type == "COMPLETED" for one in found)
+
+    def _values(self, binding: Binding, topic: str) -> Iterable[tuple[Place, bytes]]:
+        for one in binding.ranges:
+            if one.topic == topic:
+                offset = one.start
+                for batch in self._reader.read(one.topic, one.partition, one.start, one.end):
+                    for value in batch.column(1).to_pylist():
+                        if value is not None:
+                            yield Place(one.topic, one.partition, offset), value
+                        offset += 1
+
+    # --- seal
+
+    def _seal_of(self, tick: Tick, sealed: Sequence[SealedTransaction]) -> Seal:
+        former = self._catalog.last_seal()
+        last = sealed[-1] if sealed else None
+        lsns = [one.lsn for one in sealed if one.lsn is not None]
+        snapshots = [one.group for one in sealed if one.is_snapshot]
+        return Seal(
+            tick=tick,
+            next_position=last.position + 1 if last else (former.next_position if former else 0),
+            last_lsn=lsns[-1] if lsns else (former.last_lsn if former else -1),
+            last_snapshot=snapshots[-1] if snapshots else (former.last_snapshot if former else None),
+            source_position=last.id if last else (former.source_position if former else None),
+            commit_ms=last.commit_ms if last else (former.commit_ms if former else None),
+            needed_since=self._sealer.needed_since,
+            transactions=_transactions_blob(sealed),
+        )
+
+    # --- derive
+
+    def _derive(self, tick: int, sealed: Sequence[SealedTransaction]) -> list[Written]:
+        written = self._derive_on_spark(tick, sealed) if any(one.rows or one.is_snapshot for one in sealed) else []
+        reach("derived")
+        self._catalog.derive(Tick(tick), _files(written, tick), self._applied(written, tick))
+        self._forget_pending()
+        return written
+
+    def _derive_on_spark(self, tick: int, sealed: Sequence[SealedTransaction]) -> list[Written]:
+        positions = {one.group: one.position for one in sealed}
+        snapshots = tuple(one.position for one in sealed if one.is_snapshot)
+        work = self._work(Sealed(tick, snapshots, sealed[-1].position))
+        files = [file for needed in sorted({t for one in sealed for t in one.ticks}) for file in self._pending[needed]]
+        sizes = [Path(path).stat().st_size for _, path in files]
+        loads = balanced(files, sizes, self._parallelism) or [[]]
+        shuffled = (partial(tasks.follow_tables, work), partial(tasks.fold_views, work))
+        return self._spark(loads, partial(tasks.spread, work, positions), *shuffled)
+
+    def _applied(self, written: Sequence[Written], tick: int) -> list[Applied]:
+        return [Applied(one.collection, self._layout.name, one.partition, tick) for one in written]
+
+    def _work(self, sealed: Sealed) -> Derivation:
+        return Derivation(self._layout, sealed, self._tables, self._views)
+
+    def _forget_pending(self) -> None:
+        """Pending files are a cache: what a restart still needs, it reads from the log again."""
+        needed = self._sealer.needed_since
+        for tick in [tick for tick in self._pending if needed is None or tick < needed]:
+            for _, path in self._pending.pop(tick):
+                Path(path).unlink(missing_ok=True)
+
+    @property
+    def _parallelism(self) -> int:
+        return self._context.defaultParallelism
+
+    def _spark(self, loads: Sequence[Any], first: Callable[..., Any], *shuffled: Callable[..., Any]) -> list[Any]:
+        """Runs a job: `first` over the loads, each further step after a shuffle by partition.
+
+        A job may be repeated at will; our own errors end it, a lost worker or executor does not.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                rdd = self._context.parallelize(loads, len(loads)).mapPartitions(first)
+                for step in shuffled:
+                    rdd = rdd.partitionBy(self._layout.partitions, _identity).mapPartitions(step)
+                return rdd.collect()
+            except Exception as failure:  # py4j's own errors: Spark says nothing more exact
+                error = carried(failure)
+                if error is not None:
+                    raise error from None
+                if attempt == ATTEMPTS:
+                    raise _failed(failure) from failure
+        raise AssertionError("unreachable")
+
+    # --- after a restart
+
+    def recover(self) -> None:
+        """Brings everything to where the catalog says it is: pending rows, arrangements, the tick under way."""
+        last = self._catalog.last_seal()
+        sealed_tick = last.tick if last else -1
+        underived = self._catalog.seals(self._catalog.derived() + 1, sealed_tick + 1)
+        assert len(underived) <= 1, underived
+        since = self._replay_since(last, underived)
+        self._sealer = Sealer(self._collections(), self._remembered(last, since))
+        self._check_arrangements()
+        bindings = self._catalog.bindings(0)
+        for binding in bindings[: sealed_tick + 1]:
+            self._read = after(self._read, binding)
+            if binding.tick >= since:
+                self._take(binding)
+        self._next = Tick(sealed_tick + 1)
+        for seal in underived:
+            self._derive(seal.tick, _transactions_of(seal))
+        for binding in bindings[sealed_tick + 1 :]:
+            self._bound(binding, None)
+
+    @staticmethod
+    def _replay_since(last: Seal | None, underived: Sequence[Seal]) -> int:
+        """The first tick whose ranges have to be read again, because something of it is not derived."""
+        if last is None:
+            return 0
+        ticks = [last.needed_since if last.needed_since is not None else last.tick + 1]
+        ticks += [min(one.ticks) for seal in underived for one in _transactions_of(seal) if one.ticks]
+        return min(ticks)
+
+    def _remembered(self, last: Seal | None, since: int) -> Remembered:
+        if last is None:
+            return Remembered()
+        recent: list[tuple[str, int]] = []
+        before = last.tick + 1
+        while before > 0 and (len(recent) < REMEMBERED_TRANSACTIONS or before > since):
+            page = self._catalog.seals(max(0, before - 1000), before)
+            found = [one for seal in page for one in _transactions_of(seal) if not one.is_snapshot]
+            recent = [(one.group, one.lsn or 0) for one in found] + recent
+            before -= 1000
+        return Remembered(last.next_position, last.last_lsn, last.last_snapshot, tuple(recent))
+
+    def _check_arrangements(self) -> None:
+        """Fills again, from history, what a crash, a reboot or another number of partitions has taken."""
+        derived, layout = self._catalog.derived(), self._layout.name
+        if derived >= 0:
+            expected = self._expected(derived)
+            parts = [
+                Rebuild(name, partition, expected.get((name, partition), expected["", 0]), derived, files, emit)
+                for name, files, emit in self._arranged(derived)
+                for partition in range(self._layout.partitions)
+            ]
+            work = self._work(Sealed(derived, (), 0))
+            rebuilt = self._spark(balanced(parts, [1] * len(parts), self._parallelism), partial(tasks.rebuild, work))
+            self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
+        self._catalog.set("layout", layout)
+
+    def _expected(self, derived: int) -> dict[tuple[str, int], int]:
+        """What each partition must have applied; under ("", 0) what one must that the catalog does not name."""
+        layout = self._layout.name
+        if self._catalog.setting("layout") != layout:
+            return {("", 0): derived}
+        named = {(one.collection, one.partition): one.tick for one in self._catalog.applied() if one.layout == layout}
+        return {("", 0): -1, **named}
+
+    def _arranged(self, derived: int) -> Iterable[tuple[str, Mapping[str, tuple[str, ...]], bool]]:
+        """Each collection, the history files that its arrangement is filled from, and whether it is a new view."""
+        files = {table.name: self._paths(table.name, derived) for table in self._tables}
+        for table in self._tables:
+            yield table.name, {table.name: files[table.name]}, False
+        known = {one.collection for one in self._catalog.applied()}
+        for view in self._views:
+            tables = {used.table.name for used in view.plan.inputs}
+            has_rows = any(files[name] for name in tables)
+            yield view.name, {name: files[name] for name in tables}, view.name not in known and has_rows
+
+    def _paths(self, collection: str, upto: int) -> tuple[str, ...]:
+        return tuple(one.path for one in self._catalog.files(collection, -1, upto))
+
+    # --- what is pending
+
+    def waiting(self) -> list[Waiting]:
+        return self._sealer.waiting()
+
+    @property
+    def unread(self) -> int:
+        """Records in the log that no tick has read yet."""
+        return sum(max(0, end - self._read.get(place, 0)) for place, end in self._ends().items())
+
+    @property
+    def pending_rows(self) -> int:
+        return sum(self._sealer.pending_rows.values())
+
+    @property
+    def last_tick(self) -> int:
+        return self._next - 1
+
+
+def balanced(items: Sequence[T], weights: Sequence[int], most: int) -> list[list[T]]:
+    """The items in at most `most` loads of about the same weight."""
+    loads: list[list[T]] = [[] for _ in range(min(most, len(items)))]
+    totals = [0] * len(loads)
+    for place in sorted(range(len(items)), key=lambda one: -weights[one]):
+        lightest = totals.index(min(totals))
+        loads[lightest].append(items[place])
+        totals[lightest] += weights[place]
+    return loads
+
+
+def _pieces(one: OffsetRange) -> list[OffsetRange]:
+    starts = range(one.start, one.end, CHUNK_EVENTS)
+    return [OffsetRange(one.topic, one.partition, start, min(start + CHUNK_EVENTS, one.end)) for start in starts]
+
+
+def _files(written: Sequence[Written], tick: int) -> list[HistoryFile]:
+    return [HistoryFile(one.collection, one.path, tick, tick, one.rows, one.size_bytes) for one in written if one.path]
+
+
+def _failed(failure: Exception) -> DefinitelyNotDone:
+    return DefinitelyNotDone(
+        f"a Spark job failed {ATTEMPTS} times: {_first_line(failure)}",
+        remedy="Look at Spark's log for the cause; then run again. Nothing is lost.",
+    )
+
+
+def _identity(partition: int) -> int:
+    return partition
+
+
+def _first_line(failure: Exception) -> str:
+    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
+    return next((line for line in lines if "Error" in line or "Exception" in line), lines[0] if lines else "")[:300]
+
+
+def _rows_seen(ingested: Ingested) -> list[RowsSeen]:
+    ranges = tasks.ipc_table(ingested.ranges)
+    name = ingested.chunk.table.name
+    columns = (ranges[column].to_pylist() for column in ("group", "first", "last", "lsn"))
+    return [RowsSeen(group, name, first, last, lsn) for group, first, last, lsn in zip(*columns, strict=True)]
+
+
+def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:
+    columns: list[list[Any]] = [
+        [one.position for one in sealed],
+        [one.group for one in sealed],
+        [one.id for one in sealed],
+        [one.lsn for one in sealed],
+        [one.commit_ms for one in sealed],
+        [one.rows for one in sealed],
+        [min(one.ticks, default=None) for one in sealed],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, _TRANSACTIONS, strict=True)]
+    return tasks.ipc_bytes(pa.record_batch(arrays, schema=_TRANSACTIONS))
+
+
+def _transactions_of(seal: Seal) -> list[SealedTransaction]:
+    """As they were sealed; of the ticks that hold their rows all that may be are named."""
+    return [
+        SealedTransaction(
+            one["position"],
+            one["group"],
+            one["id"],
+            one["lsn"],
+            one["commit_ms"],
+            one["rows"],
+            frozenset(range(one["first_tick"], seal.tick + 1)) if one["first_tick"] is not None else frozenset(),
+        )
+        for one in tasks.ipc_table(seal.transactions).to_pylist()
+    ]

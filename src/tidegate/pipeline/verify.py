@@ -1,0 +1,123 @@
+"""Reads tables as of a tick on Spark, recomputes views, and compares destinations with them: the oracle, for users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from tidegate.catalog.contract import Catalog
+from tidegate.destinations.registry import destination
+from tidegate.errors import DefinitelyNotDone
+from tidegate.model.cell import encode_json
+from tidegate.model.key import KeyBytes, encode_key
+from tidegate.model.schema import TableSchema
+from tidegate.protocol.messages import MaterializationSpec
+from tidegate.views.definition import ViewDefinition
+from tidegate.views.recompute import canonical_rows, recompute, same
+
+SHOWN_DIFFERENCES = 10
+_HISTORY = "_key BINARY, _tick BIGINT, _position BIGINT, _diff TINYINT, row STRING"
+
+
+def table_at(spark: SparkSession, catalog: Catalog, table: TableSchema, tick: int) -> DataFrame:
+    """The table's rows at a tick, typed."""
+    schema = cast(StructType, StructType.fromDDL(table.ddl))
+    paths = [one.path for one in catalog.files(table.name, -1, tick)]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    updates = spark.read.schema(_HISTORY).parquet(*paths).where(f.col("_tick") <= tick)
+    rows = updates.groupBy("_key", "row").agg(f.sum("_diff").alias("count")).where("count > 0")
+    return rows.select(f.from_json("row", schema, {"mode": "FAILFAST"}).alias("row")).select("row.*")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key whose document is not what the query gives."""
+
+    key: str
+    expected: str | None
+    found: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a destination compares with its view, recomputed by Spark at the tick that the destination has committed."""
+
+    materialization: str
+    tick: int
+    rows: int
+    differences: int
+    examples: tuple[Difference, ...]
+
+    @property
+    def equal(self) -> bool:
+        return self.differences == 0
+
+
+def verify(
+    spark: SparkSession,
+    catalog: Catalog,
+    definition: ViewDefinition,
+    tables: Mapping[str, TableSchema],
+    spec: MaterializationSpec,
+    driver_name: str,
+) -> Verdict:
+    """Compares every row of the destination with the query's, both at the destination's own tick."""
+    with destination(driver_name).snapshot(spec) as snapshot:
+        tick = snapshot.checkpoint.tick if snapshot.checkpoint else -1
+        found = dict(_found(definition, spec, snapshot.rows()))
+    if tick > catalog.derived():
+        raise DefinitelyNotDone(
+            f'"{spec.name}" is at tick {tick}, the state folder only at {catalog.derived()}',
+            remedy="Bring the state folder's newest copy back, or run `tidegate run` again.",
+        )
+    frames = {name: table_at(spark, catalog, table, tick) for name, table in tables.items()}
+    expected = dict(canonical_rows(definition, recompute(spark, definition, frames)))
+    return _verdict(definition, spec.name, tick, expected, found)
+
+
+def _found(
+    definition: ViewDefinition, spec: MaterializationSpec, rows: Iterator[Any]
+) -> Iterator[tuple[KeyBytes, bytes]]:
+    fields = spec.bindings[0].fields
+    for key, values in rows:
+        row = {field.name: _cell_value(field.type, value) for field, value in zip(fields, (*key, *values), strict=True)}
+        yield encode_key(key), encode_json({column.name: row[column.name] for column in definition.columns})
+
+
+def _cell_value(type_: str, value: Any) -> Any:
+    return msgspec.Raw(value.encode()) if type_ == "json" and value is not None else value
+
+
+def _verdict(
+    definition: ViewDefinition,
+    name: str,
+    tick: int,
+    expected: Mapping[KeyBytes, bytes],
+    found: Mapping[KeyBytes, bytes],
+) -> Verdict:
+    keys = expected.keys() | found.keys()
+    differing = sorted(key for key in keys if not same(definition, expected.get(key), found.get(key)))
+    examples = tuple(
+        _difference(definition, expected.get(key), found.get(key)) for key in differing[:SHOWN_DIFFERENCES]
+    )
+    return Verdict(name, tick, len(expected), len(differing), examples)
+
+
+def _difference(definition: ViewDefinition, expected: bytes | None, found: bytes | None) -> Difference:
+    return Difference(_shown_key(definition, expected or found or b"{}"), _shown(expected), _shown(found))
+
+
+def _shown(cell: bytes | None) -> str | None:
+    return None if cell is None else cell.decode()
+
+
+def _shown_key(definition: ViewDefinition, cell: bytes) -> str:
+    row = msgspec.json.decode(cell)
+    return ", ".join(f"{name} = {row[name]}" for name in definition.key)

@@ -1,0 +1,102 @@
+"""What Spark's tasks are told, and what they answer: plain values that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.model.schema import TableSchema
+from tidegate.timeline.binding import OffsetRange
+from tidegate.views.plan import ViewPlan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where state lies, and over how many partitions keys are spread."""
+
+    state: Path
+    partitions: int
+
+    @property
+    def name(self) -> str:
+        return str(self.partitions)
+
+    @property
+    def log(self) -> Path:
+        return self.state / "log"
+
+    def pending(self, tick: int, chunk: int) -> Path:
+        return self.state / "pending" / f"{tick:012d}-{chunk}.arrow"
+
+    def arrangement(self, collection: str, partition: int) -> Path:
+        return self.state / "arrangements" / collection / f"{partition}-of-{self.partitions}"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of one tick's binding that one task reads, of one table's topic."""
+
+    tick: int
+    number: int
+    table: TableSchema
+    range: OffsetRange
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What reading one chunk has shown; `ranges` is an Arrow blob of (group, first, last, lsn)."""
+
+    chunk: Chunk
+    rows: int
+    ranges: bytes
+    last_snapshot_row: str | None
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a tick seals: the positions of its snapshots, and of its last transaction."""
+
+    tick: int
+    snapshots: tuple[int, ...]
+    last_position: int
+
+
+@dataclass(frozen=True)
+class ViewWork:
+    name: str
+    plan: ViewPlan
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What the tasks of one tick's derivation need to know."""
+
+    layout: Layout
+    sealed: Sealed
+    tables: tuple[TableSchema, ...]
+    views: tuple[ViewWork, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A partition has applied a tick; `path` is None where nothing changed."""
+
+    collection: str
+    partition: int
+    path: str | None
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """A partition of an arrangement to check: it must have applied `expected`; else it is filled as of `upto`."""
+
+    collection: str
+    partition: int
+    expected: int
+    upto: int
+    files: Mapping[str, tuple[str, ...]]  # history files by collection: the table itself, or the view's tables
+    emit: bool = False  # the view is new: what it puts out as of `upto` becomes its history

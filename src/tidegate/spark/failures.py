@@ -1,0 +1,41 @@
+"""Carries our own errors out of Spark's tasks: a task's exception reaches the driver as text only."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+
+from tidegate.errors import TidegateError
+
+_MARK = "TIDEGATE-ERROR "
+_FOUND = re.compile(_MARK + r"([A-Za-z0-9+/=]+)")
+F = TypeVar("F", bound=Callable[..., Iterator[Any]])
+
+
+class TaskError(RuntimeError):
+    """Carries a TidegateError, pickled, in its text."""
+
+
+def carrying_errors(task: F) -> F:
+    """A task whose TidegateErrors can be found again by `carried`."""
+
+    @wraps(task)
+    def wrapped(*arguments: Any) -> Iterator[Any]:
+        try:
+            yield from task(*arguments)
+        except TidegateError as error:
+            packed = base64.b64encode(pickle.dumps(error)).decode()
+            raise TaskError(f"{_MARK}{packed}") from None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def carried(failure: Exception) -> TidegateError | None:
+    """The error that a task raised, if it was one of ours."""
+    found = _FOUND.search(str(failure))
+    error = pickle.loads(base64.b64decode(found.group(1))) if found else None
+    return error if isinstance(error, TidegateError) else None

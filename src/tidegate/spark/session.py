@@ -1,0 +1,47 @@
+"""The Spark session that Tidegate works with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.log.level": "ERROR",
+    "spark.shuffle.compress": "false",
+    "spark.shuffle.spill.compress": "false",
+    "spark.rdd.compress": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
+    """The session of this process: the settings given, over ours, over Spark's."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = {**_DEFAULTS, **(_LOCAL if master.startswith("local") else {}), **conf}
+    builder = SparkSession.builder.master(master).appName("tidegate")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with _own_interrupt():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Spark makes Ctrl-C cancel its jobs; what Ctrl-C means is for the command to say."""
+    former = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, former)
