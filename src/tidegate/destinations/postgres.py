@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -325,13 +325,15 @@ def _create_stage(table: Table, stage: str) -> str:
 
 
 def _copy(connection: Connection, table: Table, stage: str, wanted: Changes) -> None:
-    with connection.cursor() as cursor:
-        with cursor.copy(f"COPY {stage} ({table.column_list}, {_DELETED}) FROM STDIN", ()) as copy:
-            for row in table.rows(wanted.upserts):
-                copy.write_row((*row, False))
-        with cursor.copy(f"COPY {stage} ({table.key_list}, {_DELETED}) FROM STDIN", ()) as copy:
-            for row in table.key_rows(wanted.deletes):
-                copy.write_row((*row, True))
+    _copy_rows(connection, stage, table.column_list, ((*row, False) for row in table.rows(wanted.upserts)))
+    _copy_rows(connection, stage, table.key_list, ((*row, True) for row in table.key_rows(wanted.deletes)))
+
+
+def _copy_rows(connection: Connection, stage: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    statement = f"COPY {stage} ({columns}, {_DELETED}) FROM STDIN".replace("%%", "%")  # it takes no parameters
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 def _from_stage(table: Table, stage: str) -> tuple[str, ...]:
