@@ -158,6 +158,7 @@ class Arrangement:
         self.layout = layout
         self._current: Transaction | None = None
         self._environment = _environment(folder, first_map_bytes)
+        self._file = _identity(folder)
         self._rows = self._environment.open_db(_ROWS)
         if self._read(_LAYOUT) != layout.encode():
             self.reset()
@@ -179,12 +180,7 @@ class Arrangement:
 
     def is_current(self) -> bool:
         """Whether the folder still holds the file that this process has open."""
-        try:
-            on_disk = (self.folder / "data.mdb").stat()
-        except FileNotFoundError:
-            return False
-        mine = os.fstat(self._environment.fd())
-        return (on_disk.st_ino, on_disk.st_dev) == (mine.st_ino, mine.st_dev)
+        return _identity(self.folder) == self._file
 
     @property
     def applied(self) -> int:
@@ -252,6 +248,14 @@ class Arrangement:
 
 
 _open: dict[tuple[int, Path], Arrangement] = {}
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = (folder / "data.mdb").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_dev
 
 
 def _environment(folder: Path, first_map_bytes: int) -> Any:

@@ -1,0 +1,124 @@
+"""Recompute: the oracle. The user's query by Spark over whole tables, and its rows as cells to compare with."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from tidegate.model.cell import Cell, encode_json
+from tidegate.model.key import KeyBytes, encode_key
+from tidegate.views.definition import ViewDefinition
+from tidegate.views.expressions import Aggregate, Coalesce, Expression, Struct, ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def recompute(spark: SparkSession, definition: ViewDefinition, tables: Mapping[str, DataFrame]) -> DataFrame:
+    """The view's query, untouched, over whole tables."""
+    for name, frame in tables.items():
+        frame.createOrReplaceTempView(f"`{name}`")
+    return spark.sql(definition.sql)
+
+
+def canonical_rows(definition: ViewDefinition, frame: DataFrame) -> Iterator[tuple[KeyBytes, Cell]]:
+    """Each row as its key and its cell, arrays that SQL leaves unordered in one order; all pass the driver."""
+    table = frame.toArrow()
+    names = [output.name for output in definition.plan.outputs]
+    types = [output.expression.type for output in definition.plan.outputs]
+    positions = [names.index(name) for name in definition.key]
+    for batch in table.to_batches():
+        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            row = [_cell_form(value, type_) for value, type_ in zip(values, types, strict=True)]
+            cell = encode_json(dict(zip(names, row, strict=True)))
+            yield encode_key([row[position] for position in positions]), canonical(definition, cell)
+
+
+def canonical(definition: ViewDefinition, cell: Cell) -> Cell:
+    """The cell with arrays whose order SQL leaves open in one order."""
+    values = _decoded(cell)
+    for output in definition.plan.outputs:
+        values[output.name] = _sorted(values[output.name], output.expression)
+    return encode_json(values)
+
+
+def same(definition: ViewDefinition, left: Cell | None, right: Cell | None) -> bool:
+    """Whether two cells hold one row: decimals with their scale, floats by value, arrays in any order SQL allows."""
+    if left is None or right is None:
+        return left is right
+    return _comparable(definition, left) == _comparable(definition, right)
+
+
+def _comparable(definition: ViewDefinition, cell: Cell) -> dict[str, Any]:
+    values = _decoded(cell)
+    for output in definition.plan.outputs:
+        value = _by_value(values[output.name], output.expression.type)
+        values[output.name] = _sorted(value, output.expression)
+    return values
+
+
+def _decoded(cell: Cell) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(cell, parse_float=Decimal)
+    return values
+
+
+def _sorted(value: Any, expression: Expression) -> Any:
+    """Arrays that ARRAY_AGG made have no order; a column's own arrays do."""
+    if value is None:
+        return None
+    if isinstance(expression, Aggregate) and expression.function == "collect":
+        return sorted(value, key=encode_json)
+    if isinstance(expression, Coalesce):
+        collects = next((part for part in expression.operands if _collects(part)), expression.operands[0])
+        return _sorted(value, collects)
+    if isinstance(expression, Struct):
+        parts = zip(value.items(), expression.operands, strict=True)
+        return {name: _sorted(inner, operand) for (name, inner), operand in parts}
+    return value
+
+
+def _collects(expression: Expression) -> bool:
+    return isinstance(expression, Aggregate) and expression.function == "collect"
+
+
+def _mapped(value: Any, type_: ValueType, leaf: Callable[[Any, ValueType], Any]) -> Any:
+    if value is None:
+        return None
+    if type_.element:
+        return [_mapped(item, type_.element, leaf) for item in value]
+    if type_.fields:
+        return {name: _mapped(value[name], inner, leaf) for name, inner in type_.fields}
+    return leaf(value, type_)
+
+
+def _cell_form(value: Any, type_: ValueType) -> Any:
+    """A value of Arrow as it stands in cells."""
+    return _mapped(value, type_, _leaf)
+
+
+def _leaf(value: Any, type_: ValueType) -> Any:
+    if isinstance(value, float) and value - value != 0:
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime):
+        text = (value.astimezone(UTC) if value.tzinfo else value).replace(tzinfo=None).isoformat()
+        return text + "Z" if type_.kind == "timestamp" else text
+    if isinstance(value, date):
+        return value.isoformat()
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _by_value(value: Any, type_: ValueType) -> Any:
+    """Equal values become equal, and only these."""
+    return _mapped(value, type_, _compared)
+
+
+def _compared(value: Any, type_: ValueType) -> Any:
+    if type_.kind == "decimal":
+        return str(value if isinstance(value, Decimal) else Decimal(value))
+    if type_.kind in ("float", "double"):
+        return float(value) + 0.0 if not isinstance(value, str) else value
+    return datetime.fromisoformat(value).isoformat() if type_.kind in ("timestamp", "timestamp_ntz") else value
