@@ -250,27 +250,36 @@ class Sealer:
 
     # --- decisions out
 
-    def seal(self, read_all_since: int) -> list[SealedTransaction]:
-        """All that may be sealed now; what the log held after the facts of tick `read_all_since` were known is read."""
+    def seal(self, read_all_since: int, snapshot_read_since: int | None = None) -> list[SealedTransaction]:
+        """All that may be sealed now; what the log held after the facts of tick `read_all_since` were known is read.
+
+        `snapshot_read_since`: the same for the rows of the first snapshot alone, which none of `streamed` can hold.
+        """
         sealed: list[SealedTransaction] = []
+        first_read_since = max(read_all_since, -1 if snapshot_read_since is None else snapshot_read_since)
         while True:
-            found = self._next(read_all_since)
+            found = self._next(read_all_since, first_read_since if self._fresh else read_all_since)
             if found is None:
                 return sealed
             sealed.append(found)
 
-    def _next(self, read_all_since: int) -> SealedTransaction | None:
+    def _next(self, read_all_since: int, snapshot_read_since: int) -> SealedTransaction | None:
         head = self._queue[0] if self._queue else None
         if self._snapshot is not None:
             before = head is not None and head.lsn is not None and head.lsn <= snapshot_order(self._snapshot.group)
             if self._fresh or not before:
-                return self._seal_snapshot(read_all_since)
-        elif self._fresh and not self._past_snapshot(read_all_since):
+                return self._seal_snapshot(snapshot_read_since)
+        elif self._fresh and not self._past_snapshot(snapshot_read_since):
             return None
         if head is None or not self._is_whole(head, read_all_since):
             return None
         self._queue.popleft()
         return self._sealed_transaction(head)
+
+    @property
+    def streamed(self) -> frozenset[tuple[str, int]]:
+        """The partitions that have shown a row of the stream: the first snapshot is behind them."""
+        return frozenset(self._streamed)
 
     def _past_snapshot(self, read_all_since: int) -> bool:
         """No snapshot row can be ahead: each partition shows the stream, or all that was there has been read."""

@@ -92,7 +92,7 @@ class Ticks:
         self._by_topic = {table.topic: table for table in tables}
         self._reader = LogReader(layout.log)
         self._sealer = Sealer(self._collections(), Remembered())
-        self._barrier = Barrier()
+        self._barrier, self._snapshot_barrier = Barrier(), Barrier()
         self._read: dict[LogPartition, int] = {}
         self._next = Tick(0)
         self._last_facts = -1
@@ -121,15 +121,19 @@ class Ticks:
 
     def _bound(self, binding: Binding, ends: Mapping[LogPartition, int] | None) -> TickDone:
         self._read = after(self._read, binding)
-        self._barrier.bound(binding.tick, ends, self._read)
         events = self._take(binding)
         reach("ingested")
-        sealed = self._sealer.seal(self._barrier.read_all_since)
+        self._barrier.bound(binding.tick, ends, self._read)
+        self._snapshot_barrier.bound(binding.tick, ends, self._read, self._holds_no_snapshot(self._sealer.streamed))
+        sealed = self._sealer.seal(self._barrier.read_all_since, self._snapshot_barrier.read_all_since)
         self._catalog.seal(self._seal_of(binding.tick, sealed))
         reach("sealed")
         self._next = Tick(binding.tick + 1)
         written = self._derive(binding.tick, sealed)
         return self._done(binding.tick, events, sealed, written)
+
+    def _holds_no_snapshot(self, streamed: frozenset[tuple[str, int]]) -> Callable[[LogPartition], bool]:
+        return lambda one: one.topic not in self._by_topic or (one.topic, one.partition) in streamed
 
     def _done(
         self, tick: int, events: int, sealed: Sequence[SealedTransaction], written: Sequence[Written]

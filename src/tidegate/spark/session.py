@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -18,12 +19,12 @@ _DEFAULTS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.worker.reuse": "true",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.log.level": "ERROR",
     "spark.shuffle.compress": "false",
     "spark.shuffle.spill.compress": "false",
     "spark.rdd.compress": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
@@ -31,6 +32,9 @@ def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
     """The session of this process: the settings given, over ours, over Spark's."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = {**_DEFAULTS, **(_LOCAL if master.startswith("local") else {}), **conf}
+    options = settings.get("spark.driver.extraJavaOptions", "")
+    if "log4j2.configurationFile" not in options:
+        settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
     builder = SparkSession.builder.master(master).appName("tidegate")
     for name, value in settings.items():
         builder = builder.config(name, value)

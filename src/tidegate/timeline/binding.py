@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -37,7 +37,9 @@ class Binding:
 Offsets = Mapping[LogPartition, int]
 
 
-def shares(backlog: Mapping[LogPartition, int], held: Mapping[LogPartition, int], budget: int) -> dict[LogPartition, int]:
+def shares(
+    backlog: Mapping[LogPartition, int], held: Mapping[LogPartition, int], budget: int
+) -> dict[LogPartition, int]:
     """How many records to read of each partition: in proportion to its backlog, less what is read and still pending.
 
     A partition that is ahead of the others thus waits for them; what it leaves is shared out again.
@@ -94,10 +96,15 @@ class Barrier:
         self._target: tuple[int, Offsets] | None = None
         self.read_all_since = -1
 
-    def bound(self, tick: Tick, ends: Offsets | None, read: Offsets) -> None:
-        """`ends` is None while the log is still being filled with what was there before (an import)."""
+    def bound(
+        self, tick: Tick, ends: Offsets | None, read: Offsets, exempt: Callable[[LogPartition], bool] = lambda _: False
+    ) -> None:
+        """`ends` is None while the log is still being filled with what was there before (an import).
+
+        A partition that is exempt is known to hold nothing more of what is waited for.
+        """
         if self._target is None and ends is not None:
             self._target = (tick - 1, dict(ends))
-        if self._target and all(read.get(one, 0) >= end for one, end in self._target[1].items()):
+        if self._target and all(exempt(one) or read.get(one, 0) >= end for one, end in self._target[1].items()):
             self.read_all_since = self._target[0]
             self._target = None
