@@ -14,7 +14,7 @@ from types import TracebackType
 
 import msgspec
 
-from tidegate.capture.engine import MESSAGE_PREFIX, CaptureSettings, is_known, remember
+from tidegate.capture.engine import MESSAGE_PREFIX, CaptureSettings, has_whole_snapshot, is_known, remember
 from tidegate.capture.engine_process import Status
 from tidegate.capture.log import LogReader
 from tidegate.capture.server_check import ServerFacts, check_server, connected, drop_slot
@@ -49,6 +49,7 @@ class Capture:
         self._delay_seconds = 0.0
         self._started_at = 0.0
         self._next_start_at = 0.0
+        self._on_the_way: set[str] = set()
 
     @property
     def pid(self) -> int | None:
@@ -95,19 +96,28 @@ class Capture:
         """Writes a token into the server's log: everything committed before lies in front of it."""
         offset = LogReader(self.settings.log_root).ends().get((self.settings.message_topic, 0), 0)
         token = IdleToken(uuid.uuid4().hex, offset)
+        self._emit(token)
+        return token
+
+    def reached(self, token: IdleToken, reader: LogReader) -> bool:
+        """Whether everything that was committed before the token is in the log."""
+        if token.text not in self._on_the_way:
+            self._emit(token)
+        topic = self.settings.message_topic
+        end = reader.ends().get((topic, 0), 0)
+        batches = reader.read(topic, 0, token.message_offset, end)
+        return any(token.content in (value or b"") for batch in batches for value in batch["value"].to_pylist())
+
+    def _emit(self, token: IdleToken) -> None:
+        """Before the snapshot is whole its slot may be made anew, behind a token: then nothing is written yet."""
+        if not has_whole_snapshot(self.settings):
+            return
         with connected(self.settings.dsn) as connection:
             # The transaction gets an id and hence a commit record, so that the message reaches the disk at once.
             connection.execute(
                 "SELECT pg_logical_emit_message(false, %s, %s), pg_current_xact_id()", [MESSAGE_PREFIX, token.text]
             )
-        return token
-
-    def reached(self, token: IdleToken, reader: LogReader) -> bool:
-        """Whether everything that was committed before the token is in the log."""
-        topic = self.settings.message_topic
-        end = reader.ends().get((topic, 0), 0)
-        batches = reader.read(topic, 0, token.message_offset, end)
-        return any(token.content in (value or b"") for batch in batches for value in batch["value"].to_pylist())
+        self._on_the_way.add(token.text)
 
     def drop(self) -> None:
         """Removes the slot and the publication from the server; a stopped capture cannot go on after this."""
