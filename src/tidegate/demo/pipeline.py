@@ -14,6 +14,8 @@ import psutil
 
 from tidegate.errors import DefinitelyNotDone
 
+PROGRAM = (sys.executable, "-m", "tidegate.cli.main")
+
 
 class Pipeline:
     """`tidegate run` over one project folder; every process that it starts has ended after `close`."""
@@ -90,7 +92,7 @@ class Pipeline:
         """A session of its own: Ctrl-C in the terminal reaches the demo alone, which then ends its children."""
         with self._output(name).open("wb") as output, self._log(name).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tidegate.cli.main", *words],
+                [*PROGRAM, *words],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
