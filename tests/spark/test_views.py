@@ -56,7 +56,7 @@ VIEWS = {
     "three": """
         SELECT o.id, COUNT(*) AS n, COUNT(l.id) AS lines, SUM(p.amount) AS paid,
                ARRAY_AGG(STRUCT(p.no, p.amount, STRUCT(l.item AS what, p.share) AS deep)) AS pairs,
-               SUM(l.quantity * p.no + COALESCE(l.price, -o.id)) AS mixed
+               SUM(l.id * p.no + COALESCE(l.price, -o.id)) AS mixed
         FROM orders o LEFT JOIN lines l ON l.order_id = o.id LEFT JOIN payments p ON o.id = p.order_id
         GROUP BY o.id""",
     "several_rows": """

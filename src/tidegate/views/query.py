@@ -109,10 +109,12 @@ def _select(text: SourceText) -> exp.Select:
     statements = [statement for statement in _statements(text) if statement is not None]
     if len(statements) > 1:
         text.refuse("a view is one SELECT, and here is a second statement", "Keep one SELECT a file.", statements[1])
-    if not statements or not isinstance(statements[0], exp.Select):
-        kind = type(statements[0]).__name__.upper() if statements else "nothing"
-        named = kind if kind in ("UNION", "INTERSECT", "EXCEPT") else "something else"
-        text.refuse(f"a view is one SELECT, and this is {named}", _ONE_SELECT, statements[0] if statements else 0)
+    if not statements:
+        text.refuse("a view is one SELECT, and this is nothing", _ONE_SELECT)
+    if not isinstance(statements[0], exp.Select):
+        kind = type(statements[0]).__name__.upper()
+        named = kind if isinstance(statements[0], exp.SetOperation) else "something else"
+        text.refuse(f"a view is one SELECT, and this is {named}", _ONE_SELECT, statements[0])
     return statements[0]
 
 
