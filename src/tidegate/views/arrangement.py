@@ -115,15 +115,17 @@ class Transaction:
 
     def scan(self, prefix: bytes) -> list[Entry]:
         """All entries whose key starts with the prefix, in the order of their keys."""
-        cursor, entries, longest = self._cursor, [], 0
+        cursor, entries, long = self._cursor, [], False
         start = prefix[:_HEAD_BYTES]
         if cursor.set_range(start):
             for entry in cursor.iternext():
-                if not entry[0].startswith(start):
+                key = entry[0]
+                if not key.startswith(start):
                     break
+                if len(key) == _KEY_BYTES:
+                    long = True
                 entries.append(entry)
-                longest = max(longest, len(entry[0]))
-        if longest < _KEY_BYTES:
+        if not long:
             return entries
         whole = [_unwrapped(entry[1]) if len(entry[0]) == _KEY_BYTES else entry for entry in entries]
         return sorted(entry for entry in whole if entry[0].startswith(prefix))

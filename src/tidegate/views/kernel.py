@@ -47,8 +47,13 @@ def compiled(plan: ViewPlan) -> CompiledView:
 def _packed(values: Row) -> bytes:
     try:
         return _pack(values)
-    except OverflowError:  # beyond 64 bits
-        return _pack(tuple(str(value) if type(value) is int else value for value in values))
+    except OverflowError:
+        return _pack(tuple(map(_within_64_bits, values)))
+
+
+def _within_64_bits(value: Any) -> Any:
+    """Larger numbers travel as text."""
+    return str(value) if type(value) is int and not -(1 << 63) <= value < 1 << 64 else value
 
 
 def _function(name: str, source: str) -> Callable[..., Any]:
