@@ -74,6 +74,7 @@ class Capture:
         now = time.monotonic()
         if self._next_start_at == 0.0:
             self._next_start_at = now + self._next_delay(now)
+            self.status = _waiting(self.status, self._process.returncode)
         if now >= self._next_start_at:
             self._spawn()
 
@@ -178,6 +179,11 @@ class Capture:
         grown = _FIRST_DELAY_SECONDS if is_steady or not self._delay_seconds else 2 * self._delay_seconds
         self._delay_seconds = min(grown, _LONGEST_DELAY_SECONDS)
         return self._delay_seconds
+
+
+def _waiting(last: Status, code: int) -> Status:
+    cause = last.cause if last.state == "failed" else f"the engine's process ended with code {code}"
+    return Status("waiting", cause, last.remedy, last.exit_code)
 
 
 def _give_settings(process: subprocess.Popen[bytes], settings: CaptureSettings) -> None:

@@ -177,7 +177,7 @@ def _encoded(
 
 
 class TableResource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a binding goes: its table, unless the configuration names one for all of a single binding."""
+    """Where a binding goes: its table; else the configuration's, else the one with the collection's name."""
 
     table: str | None = None
 
@@ -198,11 +198,7 @@ def _table(
     materialization: MaterializationSpec, binding: BindingSpec, dialect: Dialect, schema: tuple[str, ...]
 ) -> Table:
     resource: TableResource = read_config(TableResource, binding.resource, f'binding "{binding.collection}"')
-    name = resource.table or materialization.config.get("table")
-    if not isinstance(name, str):
-        raise FixConfiguration(
-            f'binding "{binding.collection}" of "{materialization.name}" names no table', remedy="Add `table: <name>`."
-        )
+    name = resource.table or materialization.config.get("table") or binding.collection
     if binding.delta_updates:
         raise FixConfiguration(
             f'table "{name}" holds one row a key and cannot take delta updates',

@@ -169,7 +169,12 @@ class Materializer:
         """Ends after the round under way."""
         self._stopping.set()
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the destination; everything committed is in place when this returns."""
         if self._session is not None:
             session, self._session = self._session, None
             session.close()
@@ -180,7 +185,7 @@ class Materializer:
             while not self._stopping.is_set():
                 self._wake.clear()
                 try:
-                    while self._round() and not self._stopping.is_set():
+                    while self.deliver() and not self._stopping.is_set():
                         delay_seconds = FIRST_RETRY_SECONDS
                 except (DefinitelyNotDone, MaybeDone) as error:
                     self.trouble, self._session = error, None
@@ -191,7 +196,7 @@ class Materializer:
         except BaseException as failure:
             self._session, self.failure = None, failure
 
-    def _round(self) -> bool:
+    def deliver(self) -> bool:
         """One round up to the newest tick; False if there is nothing new."""
         if self._session is None:
             self._open()

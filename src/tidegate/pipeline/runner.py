@@ -69,6 +69,21 @@ def catalog_of(project: Project) -> SqliteCatalog:
     return SqliteCatalog(project.state / "catalog.db")
 
 
+def ticks_of(
+    project: Project, spark: SparkSession, catalog: Catalog, defined: Defined, partitions: int | None = None
+) -> Ticks:
+    context = spark.sparkContext
+    return Ticks(
+        context,
+        catalog,
+        Layout(project.state, partitions or context.defaultParallelism),
+        SourceTopics(project.file.source.topic_prefix),
+        defined.tables,
+        [ViewWork(view.name, view.plan) for view in defined.views],
+        project.file.tick.max_events,
+    )
+
+
 # --- what was there before must still mean the same
 
 
@@ -151,25 +166,12 @@ class Run:
             defined = define_all(self._project, feed.tables(), spark)
             remember_tables(catalog, defined.tables)
             remember_views(catalog, defined.views)
-            ticks = self._ticks(spark, catalog, defined)
+            ticks = ticks_of(self._project, spark, catalog, defined)
             ticks.recover()
             stack.callback(self._stop_materializers)
             self._start_materializers(catalog, defined)
             self._watcher.said("ready")
             self._loop(catalog, feed, ticks, self._merging(spark, catalog, defined))
-
-    def _ticks(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Ticks:
-        context = spark.sparkContext
-        layout = Layout(self._project.state, context.defaultParallelism)
-        return Ticks(
-            context,
-            catalog,
-            layout,
-            SourceTopics(self._project.file.source.topic_prefix),
-            defined.tables,
-            [ViewWork(view.name, view.plan) for view in defined.views],
-            self._project.file.tick.max_events,
-        )
 
     def _merging(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Merging:
         names = [*(table.name for table in defined.tables), *(view.name for view in defined.views)]
