@@ -104,7 +104,8 @@ def main(groups: int) -> None:
         _tick(view, arrangement, 0, first, "insert all")
         some = sorted(random.sample(range(groups), groups // 2))
         changed: list[Row] = [
-            (key_of(ORDER_LINES, lines[place * LINES]), lines[place * LINES], _line(place * LINES, 77)) for place in some
+            (key_of(ORDER_LINES, lines[place * LINES]), lines[place * LINES], _line(place * LINES, 77))
+            for place in some
         ]
         _tick(view, arrangement, 1, [[], changed], "one line of each of half")
         paid: list[Row] = [(key_of(ORDERS, orders[place]), orders[place], _order(place, "paid")) for place in some]

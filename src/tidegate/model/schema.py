@@ -108,5 +108,6 @@ class TableSchema:
     @property
     def ddl(self) -> str:
         return ", ".join(
-            f"`{column.name}` {column.type.ddl}{' NOT NULL' if column.name in self.key else ''}" for column in self.columns
+            f"`{column.name}` {column.type.ddl}{' NOT NULL' if column.name in self.key else ''}"
+            for column in self.columns
         )
