@@ -373,7 +373,8 @@ def refusal(dsn: str, *tables: str, slot: str = "new_slot", known: bool = False)
 
 def test_a_table_or_a_server_that_cannot_be_captured_is_refused(server: EmbeddedPostgres, database: str) -> None:
     dsn = server.dsn(database)
-    execute(dsn, "CREATE TABLE keyless (a int)", "SELECT pg_create_logical_replication_slot('taken', 'pgoutput')")
+    execute(dsn, "CREATE TABLE keyless (a int)")
+    execute(dsn, "SELECT pg_create_logical_replication_slot('taken', 'pgoutput')")
     assert "there is no table" in refusal(dsn, "nowhere.orders")
     assert "has no primary key" in refusal(dsn, "keyless")
     assert "exists already" in refusal(dsn, "orders", slot="taken")
@@ -429,8 +430,8 @@ def test_the_catalog_tells_the_types_and_the_key(server: EmbeddedPostgres, datab
     table = discover(server.dsn(database), ["all_types"], "shop")[0]
     assert (table.name, table.topic, table.key) == ("all_types", "shop.public.all_types", ("b", "a"))
     assert table.ddl == (
-        "`b` string, `a` smallint, `n1` decimal(20,4), `n2` decimal(38,18), `n3` string, `f4` float, `f8` double,"
-        " `flag` boolean, `big` bigint, `d` date, `ts` timestamp_ntz, `tz` timestamp, `raw` binary,"
+        "`b` string NOT NULL, `a` smallint NOT NULL, `n1` decimal(20,4), `n2` decimal(38,18), `n3` string,"
+        " `f4` float, `f8` double, `flag` boolean, `big` bigint, `d` date, `ts` timestamp_ntz, `tz` timestamp, `raw` binary,"
         " `names` array<string>, `numbers` array<decimal(5,1)>, `m` string, `u` string, `j` string, `i` string,"
         " `t` string, `c` string, `v` string, `amount` decimal(12,2)"
     )
