@@ -316,6 +316,16 @@ def test_an_idle_capture_stops_promptly_and_goes_on_where_it_was(capture: Captur
     assert len(values_of(settings, "public.orders")) == 51
 
 
+def test_a_server_at_rest_shows_that_all_is_captured(capture: Capture, settings: CaptureSettings) -> None:
+    """A message by itself is swallowed while the engine looks for its place behind the last transaction."""
+    start(capture)
+    execute(settings.dsn, "INSERT INTO orders VALUES (100, 'new')")
+    wait_until(lambda: len(values_of(settings, "public.orders")) == 51)
+    wait_until(lambda: any(end["status"] == "END" for end in values_of(settings, "transaction")))
+    capture.stop()
+    start(capture)
+
+
 def test_a_slot_that_somebody_dropped_needs_a_human(capture: Capture, settings: CaptureSettings) -> None:
     start(capture)
     capture.stop()

@@ -114,10 +114,8 @@ class Capture:
         if not has_whole_snapshot(self.settings):
             return
         with connected(self.settings.dsn) as connection:
-            # The transaction gets an id and hence a commit record, so that the message reaches the disk at once.
-            connection.execute(
-                "SELECT pg_logical_emit_message(false, %s, %s), pg_current_xact_id()", [MESSAGE_PREFIX, token.text]
-            )
+            # As a transaction: a starting engine swallows messages outside of one until it has found its place.
+            connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [MESSAGE_PREFIX, token.text])
         self._on_the_way.add(token.text)
 
     def drop(self) -> None:
