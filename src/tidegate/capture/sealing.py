@@ -58,6 +58,11 @@ class SealedTransaction:
     def is_snapshot(self) -> bool:
         return self.group.startswith(SNAPSHOT)
 
+    @property
+    def remembered_as(self) -> tuple[str, int]:
+        """By this a repeat is told from another transaction with the same number."""
+        return self.group, commit_lsn(self.id) or 0
+
 
 @dataclass(frozen=True)
 class Remembered:
@@ -203,28 +208,37 @@ class Sealer:
             self._end(event, group, tick)
 
     def _begin(self, event: TransactionEvent, group: str, tick: int) -> None:
-        if self._queue and self._queue[-1].closed is None:
-            if self._queue[-1].group == group:
+        if self._left_open is not None:
+            if self._left_open.group == group:
                 return
-            self._close_without_end(tick)
+            self._leave(tick, is_repeat=self._is_known(group, event.id))
         self._queue.append(_Open(event.id, group, tick))
 
-    def _close_without_end(self, tick: int) -> None:
-        """A following BEGIN closes a transaction; a repeat of one that is already known is forgotten."""
-        left = self._queue[-1]
-        known = left.group in self._sealed or any(entry.group == left.group for entry in list(self._queue)[:-1])
-        if known:
-            self._queue.pop()
-        else:
+    @property
+    def _left_open(self) -> _Open | None:
+        return self._queue[-1] if self._queue and self._queue[-1].closed is None else None
+
+    def _leave(self, tick: int, is_repeat: bool) -> None:
+        """What follows an open transaction closes it; but if that is known, both are repeated: the open one comes again."""
+        left = self._queue.pop()
+        if not is_repeat and not self._is_known(left.group, left.id):
             left.closed = tick
+            self._queue.append(left)
+
+    def _is_known(self, group: str, begin_id: str) -> bool:
+        """A transaction that is sealed, or closed and waiting for that."""
+        sealed_lsn = self._sealed.get(group, -1)
+        return (commit_lsn(begin_id) or 0) <= sealed_lsn or any(
+            entry.group == group and entry.closed is not None for entry in self._queue
+        )
 
     def _end(self, event: TransactionEvent, group: str, tick: int) -> None:
         lsn = commit_lsn(event.id)
-        begun = self._queue[-1] if self._queue and self._queue[-1].closed is None else None
+        is_known, begun = self._is_known_end(group, event.id, lsn), self._left_open
         if begun and begun.group != group:
-            self._close_without_end(tick)
+            self._leave(tick, is_repeat=is_known)
             begun = None
-        if self._is_known_end(group, event.id, lsn):
+        if is_known:
             if begun:
                 self._queue.pop()
             return
@@ -318,13 +332,15 @@ class Sealer:
         rows = sum(distinct(ranges) for ranges in seen.ranges.values())
         position = self._position
         self._position, self._fresh = position + 1, False
-        if not head.group.startswith(SNAPSHOT):
-            self._remember(head)
-        return SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, frozenset(seen.ticks))
+        ticks = frozenset(seen.ticks)
+        sealed = SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, ticks)
+        if not sealed.is_snapshot:
+            self._remember(*sealed.remembered_as)
+        return sealed
 
-    def _remember(self, head: _Open) -> None:
-        self._sealed[head.group] = head.lsn if head.lsn is not None else 0
-        self._sealed.move_to_end(head.group)
+    def _remember(self, group: str, lsn: int) -> None:
+        self._sealed[group] = lsn
+        self._sealed.move_to_end(group)
         while len(self._sealed) > REMEMBERED_TRANSACTIONS:
             self._sealed.popitem(last=False)
 

@@ -325,7 +325,7 @@ class Ticks:
         while before > 0 and (len(recent) < REMEMBERED_TRANSACTIONS or before > since):
             page = self._catalog.seals(max(0, before - 1000), before)
             found = [one for seal in page for one in _transactions_of(seal) if not one.is_snapshot]
-            recent = [(one.group, one.lsn or 0) for one in found] + recent
+            recent = [one.remembered_as for one in found] + recent
             before -= 1000
         return Remembered(last.next_position, last.last_lsn, last.last_snapshot, tuple(recent))
 
