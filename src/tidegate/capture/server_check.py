@@ -144,7 +144,6 @@ def _without_password(text: str, parts: dict[str, str]) -> str:
 
 
 _SLOT = "SELECT active_pid, wal_status FROM pg_replication_slots WHERE slot_name = %(slot)s"
-_DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %(slot)s"
 _END_CAPTURE = """
 SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots
 WHERE slot_name = %(slot)s AND active_pid IS NOT NULL
@@ -179,9 +178,7 @@ _ROLE = "SELECT rolname, rolreplication OR rolsuper AS may FROM pg_roles WHERE r
 
 
 def _check_role(connection: psycopg.Connection[dict[str, Any]]) -> None:
-    row = _one(
-        connection, "SELECT rolname, rolreplication OR rolsuper AS may FROM pg_roles WHERE rolname = current_user"
-    )
+    row = _one(connection, _ROLE)
     assert row is not None
     if not row["may"]:
         raise FixConfiguration(

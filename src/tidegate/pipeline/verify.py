@@ -19,7 +19,7 @@ from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import TableSchema
 from tidegate.protocol.messages import MaterializationSpec
 from tidegate.views.definition import ViewDefinition
-from tidegate.views.recompute import canonical_rows, recompute, same
+from tidegate.views.recompute import canonical_rows, recompute, same, with_scales
 
 SHOWN_DIFFERENCES = 10
 _HISTORY = "_key BINARY, _tick BIGINT, _position BIGINT, _diff TINYINT, row STRING"
@@ -88,7 +88,8 @@ def _found(
     fields = spec.bindings[0].fields
     for key, values in rows:
         row = {field.name: _cell_value(field.type, value) for field, value in zip(fields, (*key, *values), strict=True)}
-        yield encode_key(key), encode_json({column.name: row[column.name] for column in definition.columns})
+        cell = encode_json({column.name: row[column.name] for column in definition.columns})
+        yield encode_key(key), with_scales(definition, cell)
 
 
 def _cell_value(type_: str, value: Any) -> Any:

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 from tidegate.model.cell import Cell, encode_json
@@ -16,6 +16,8 @@ from tidegate.views.expressions import Aggregate, Coalesce, Expression, Struct, 
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_EXACT = Context(prec=200)
 
 
 def recompute(spark: SparkSession, definition: ViewDefinition, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -51,6 +53,22 @@ def same(definition: ViewDefinition, left: Cell | None, right: Cell | None) -> b
     if left is None or right is None:
         return left is right
     return _comparable(definition, left) == _comparable(definition, right)
+
+
+def with_scales(definition: ViewDefinition, cell: Cell) -> Cell:
+    """The cell with every decimal in its type's scale: in a document that a destination returns, 4.50 may be 4.5."""
+    values = _decoded(cell)
+    for output in definition.plan.outputs:
+        values[output.name] = _mapped(values[output.name], output.expression.type, _scaled)
+    return encode_json(values)
+
+
+def _scaled(value: Any, type_: ValueType) -> Any:
+    if type_.kind != "decimal":
+        return value
+    number = Decimal(value)
+    scaled = number.quantize(Decimal(1).scaleb(-type_.scale), context=_EXACT)
+    return scaled if scaled == number else number  # a digit too many is a difference
 
 
 def _comparable(definition: ViewDefinition, cell: Cell) -> dict[str, Any]:
