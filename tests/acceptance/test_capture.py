@@ -442,6 +442,6 @@ def test_the_catalog_tells_the_types_and_the_key(server: EmbeddedPostgres, datab
     assert table.ddl == (
         "`b` string NOT NULL, `a` smallint NOT NULL, `n1` decimal(20,4), `n2` decimal(38,18), `n3` string,"
         " `f4` float, `f8` double, `flag` boolean, `big` bigint, `d` date, `ts` timestamp_ntz, `tz` timestamp,"
-        " `raw` binary, `names` array<string>, `numbers` array<decimal(5,1)>, `m` string, `u` string, `j` string, `i` string,"
-        " `t` string, `c` string, `v` string, `amount` decimal(12,2)"
+        " `raw` binary, `names` array<string>, `numbers` array<decimal(5,1)>, `m` string, `u` string, `j` string,"
+        " `i` string, `t` string, `c` string, `v` string, `amount` decimal(12,2)"
     )

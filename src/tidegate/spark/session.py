@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 _DEFAULTS = {
@@ -35,11 +39,24 @@ def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
     options = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j2.configurationFile" not in options:
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
-    builder = SparkSession.builder.master(master).appName("tidegate")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     with _own_interrupt():
-        return builder.getOrCreate()
+        return _session(SparkConf().setAll(list(settings.items())).setMaster(master).setAppName("tidegate"))
+
+
+def _session(conf: SparkConf) -> SparkSession:
+    if SparkContext._gateway is None:
+        gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
+        threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="stderr of Spark", daemon=True).start()
+        SparkContext(conf=conf, gateway=gateway)
+    return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _pass_on(lines: IO[bytes]) -> None:
+    """Shows what Java writes, but for its notes to Spark's authors (incubator modules, deprecated methods)."""
+    for line in lines:
+        if not line.startswith(b"WARNING: "):
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 @contextmanager
