@@ -115,10 +115,12 @@ def read_documents(path: Path) -> Documents:
         ).fetchall()
     finally:
         connection.close()
-    return {row[0]: (*row[1:4], None if row[4] is None else Decimal(row[4]), row[5], _lines(row[6])) for row in rows}
+    return {
+        row[0]: (*row[1:4], None if row[4] is None else Decimal(row[4]), row[5], nested_lines(row[6])) for row in rows
+    }
 
 
-def _lines(text: str) -> tuple[tuple[object, ...], ...]:
+def nested_lines(text: str) -> tuple[tuple[object, ...], ...]:
     nested = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     return tuple(sorted((int(one["id"]), one["item"], int(one["quantity"]), Decimal(one["price"])) for one in nested))
 

@@ -1,0 +1,91 @@
+"""A crash at each point where something is half done: the next run goes on, and a reader never knows."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.crash.events import MadeUpShop, append
+from tests.crash.following import Follower, postgres_reader, sqlite_reader
+from tests.crash.program import Program, program
+from tests.pipeline import write_project
+
+from tidegate.embedded.postgres import EmbeddedPostgres
+from tidegate.errors import DefinitelyNotDone
+
+RUN_DIES = (
+    "log-appended",
+    "log-synced",
+    "bound",
+    "ingested",
+    "sealed",
+    "derived",
+    "stored",
+    "destination-committed",
+    "log-committed",
+)
+WORKER_DIES = ("table-history-written", "view-history-written")
+TRANSACTIONS_PER_STAGE = 8
+TRANSACTIONS_PER_MERGE = 60
+EVENTS_PER_TICK = 12
+POSTGRES = '  - {view: orders_with_lines, to: postgres, dsn: "${DESTINATION_DSN}", table: orders_with_lines}\n'
+
+
+@pytest.fixture(scope="module")
+def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
+    postgres = EmbeddedPostgres(tmp_path_factory.mktemp("destination") / "postgres", settings={"fsync": "off"})
+    postgres.start()
+    yield postgres
+    postgres.remove()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Views into SQLite and into Postgres, over a recording that grows."""
+    write_project(tmp_path, max_events=EVENTS_PER_TICK)
+    file = tmp_path / "tidegate.yaml"
+    text = file.read_text().replace("*.jsonl.gz", "*.jsonl")
+    file.write_text(text.replace("tick: {", POSTGRES + "tick: {"))
+    return tmp_path
+
+
+def play(one: Program, shop: MadeUpShop, point: str, visit: int) -> None:
+    """More transactions come, and a run dies at the point; it must have got there."""
+    count = TRANSACTIONS_PER_MERGE if point == "merged" else TRANSACTIONS_PER_STAGE
+    append(one.project / "events" / "all.jsonl", shop.transactions(count))
+    code, run = one.run_until_idle(crash_at=f"{point}:{visit}")
+    if point not in WORKER_DIES:
+        assert code == -signal.SIGKILL, f"{point}:{visit} was not reached: {code} {run.told()}"
+    elif visit == 1:  # each new worker dies there too
+        assert code == DefinitelyNotDone.exit_code, f"{point}:{visit}: {code} {run.told()}"
+    else:
+        assert code in (0, DefinitelyNotDone.exit_code), f"{point}:{visit}: {code} {run.told()}"
+
+
+def play_all(project: Path, destination: EmbeddedPostgres, seed: int, points: Sequence[tuple[str, int]]) -> None:
+    shop = MadeUpShop(seed)
+    dsn = destination.dsn()
+    readers = {"sqlite": sqlite_reader(project / "out.db"), "postgres": postgres_reader(dsn)}
+    with ExitStack() as stack:
+        one = stack.enter_context(program(project, {"DESTINATION_DSN": dsn}))
+        followers = [Follower(read, shop.states) for read in readers.values()]
+        for follower in followers:
+            stack.enter_context(follower.following())
+        for point, visit in points:
+            play(one, shop, point, visit)
+        code, run = one.run_until_idle()
+        assert code == 0, run.told()
+        one.verify()
+    for follower in followers:
+        follower.assert_at_the_end()
+
+
+@pytest.mark.timeout(400)
+def test_a_crash_at_each_point_loses_and_doubles_nothing(project: Path, destination: EmbeddedPostgres) -> None:
+    points = [(point, 1 + place % 2) for place, point in enumerate(RUN_DIES) if not point.startswith("log-")]
+    first = [("log-appended", 1), ("log-synced", 1)]
+    play_all(project, destination, 1, [*first, *points, *((point, 1) for point in WORKER_DIES), ("merged", 1)])
