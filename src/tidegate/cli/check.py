@@ -12,6 +12,7 @@ from tidegate.pipeline.materialize import check_fields, specification
 from tidegate.pipeline.project import load
 from tidegate.pipeline.runner import define_all, session
 from tidegate.pipeline.sources import check_source
+from tidegate.spark.session import stop_session
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def check_project(folder: Path) -> Found:
     try:
         defined = define_all(project, tables, spark)
     finally:
-        spark.stop()
+        stop_session(spark)
     views = {view.name: view for view in defined.views}
     found = []
     for settings in project.file.materializations:

@@ -9,6 +9,7 @@ from tidegate.pipeline.materialize import specification
 from tidegate.pipeline.project import load
 from tidegate.pipeline.runner import catalog_of, define_all, remembered_tables, session
 from tidegate.pipeline.verify import Verdict, verify
+from tidegate.spark.session import stop_session
 
 
 def verify_project(folder: Path) -> list[Verdict]:
@@ -34,5 +35,5 @@ def verify_project(folder: Path) -> list[Verdict]:
             for settings in project.file.materializations
         ]
     finally:
-        spark.stop()
+        stop_session(spark)
         catalog.close()

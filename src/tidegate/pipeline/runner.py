@@ -22,7 +22,7 @@ from tidegate.pipeline.project import Project
 from tidegate.pipeline.sources import Source, source
 from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
-from tidegate.spark.session import spark_session
+from tidegate.spark.session import spark_session, stop_session
 from tidegate.views.definition import ViewDefinition, define
 
 IDLE_SECONDS = 0.05
@@ -162,7 +162,7 @@ class Run:
             for warning in feed.start():
                 self._watcher.said(f"note: {warning}")
             spark = session(self._project)
-            stack.callback(spark.stop)
+            stack.callback(stop_session, spark)
             defined = define_all(self._project, feed.tables(), spark)
             remember_tables(catalog, defined.tables)
             remember_views(catalog, defined.views)

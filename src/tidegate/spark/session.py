@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -45,7 +46,9 @@ def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
 
 def _session(conf: SparkConf) -> SparkSession:
     if SparkContext._gateway is None:
-        gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})  # type: ignore[no-untyped-call]
+        # A session of its own: what the terminal sends to all its processes is for the command to answer alone.
+        words = {"stderr": subprocess.PIPE, "start_new_session": True}
+        gateway = launch_gateway(conf, words)  # type: ignore[no-untyped-call]
         threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="stderr of Spark", daemon=True).start()
         SparkContext(conf=conf, gateway=gateway)
     return SparkSession.builder.config(conf=conf).getOrCreate()
@@ -57,6 +60,12 @@ def _pass_on(lines: IO[bytes]) -> None:
         if not line.startswith(b"WARNING: "):
             sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Ends the session; a Java that is gone already, such as by a signal to all processes, has nothing to end."""
+    with suppress(Py4JError, ConnectionError):
+        spark.stop()
 
 
 @contextmanager
