@@ -28,11 +28,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Completed:
-    """The notification that a snapshot is whole."""
+class Announced:
+    """The notification that a snapshot has started, or that it is whole."""
+
+    completed: bool
 
 
-Record = Row | TransactionEvent | Completed
+Record = Row | TransactionEvent | Announced
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def snapshot(number: int, rows: Sequence[tuple[str, int]], *, last: bool) -> lis
 def partition_of(record: Record) -> LogPartition:
     if isinstance(record, Row):
         return LogPartition(record.table, record.partition)
-    return NOTIFICATIONS if isinstance(record, Completed) else TRANSACTIONS
+    return NOTIFICATIONS if isinstance(record, Announced) else TRANSACTIONS
 
 
 def shuffled(stream: Sequence[Record], order: random.Random) -> list[Record]:
@@ -134,8 +136,8 @@ class Simulation:
 
     def step(self, budget: int) -> bool:
         """One tick; False if there is nothing to do."""
-        tick, ends = len(self._facts), {place: len(records) for place, records in self.log.items()}
-        binding = bind(Tick(tick), self._read, ends, {}, budget)
+        tick, ends = Tick(len(self._facts)), {place: len(records) for place, records in self.log.items()}
+        binding = bind(tick, self._read, ends, {}, budget)
         waits = self.filled and self.sealer.wants_barrier and self._barrier.read_all_since < self._last_facts
         if not binding.ranges and not waits:
             return False
@@ -160,13 +162,14 @@ class Simulation:
         rows = [(place, row) for place, row in rows if row.table in COLLECTIONS.values()]
         for _, row in rows:
             self.first_seen.setdefault((row.group, row.table, row.order), tick)
+        announced = [record.completed for _, record in records if isinstance(record, Announced)]
         partitions = {(one.topic, one.partition) for one in ends if one.topic in COLLECTIONS.values()}
         return TickFacts(
             tick,
             [seen for one in ranges for seen in self._rows_seen(one)],
             [record for _, record in records if isinstance(record, TransactionEvent)],
             frozenset(row.group for _, row in rows if row.last_of_snapshot),
-            any(isinstance(record, Completed) for _, record in records),
+            announced[-1] if announced else None,
             frozenset((row.table, row.partition) for _, row in rows if row.order is not None),
             frozenset(partitions if self.filled else ()),
         )

@@ -37,7 +37,7 @@ class TickFacts:
     rows: Iterable[RowsSeen] = ()
     transactions: Iterable[TransactionEvent] = ()
     last_snapshot_rows: frozenset[str] = frozenset()
-    snapshot_completed: bool = False
+    snapshot_completed: bool | None = None  # False: one has started since
     streamed: frozenset[tuple[str, int]] = frozenset()
     partitions: frozenset[tuple[str, int]] = frozenset()
 
@@ -137,6 +137,7 @@ class Sealer:
         self._last_lsn = remembered.last_lsn
         self._last_snapshot = remembered.last_snapshot
         self._snapshot: _Snapshot | None = None
+        self._completed: int | None = None  # the tick that said so of the newest snapshot; its rows may come later
         self._fresh = remembered.next_position == 0
         self._first_begin: int | None = None
         self._streamed: set[tuple[str, int]] = set()
@@ -182,16 +183,13 @@ class Sealer:
         return True
 
     def _snapshot_end(self, facts: TickFacts) -> None:
+        if facts.snapshot_completed is not None:
+            self._completed = facts.tick if facts.snapshot_completed else None
         snapshot = self._snapshot
         if snapshot is None or snapshot.ended is not None:
             return
         begun = self._fresh and self._first_begin is not None
-        if (
-            snapshot.group in facts.last_snapshot_rows
-            or facts.snapshot_completed
-            or begun
-            or self._stream_passed(snapshot)
-        ):
+        if snapshot.group in facts.last_snapshot_rows or begun or self._stream_passed(snapshot):
             snapshot.ended = facts.tick
 
     def _stream_passed(self, snapshot: _Snapshot) -> bool:
@@ -219,7 +217,7 @@ class Sealer:
         return self._queue[-1] if self._queue and self._queue[-1].closed is None else None
 
     def _leave(self, tick: int, is_repeat: bool) -> None:
-        """What follows an open transaction closes it; but if that is known, both are repeated: the open one comes again."""
+        """What follows an open transaction closes it; but a repeat of what is known says that both come again."""
         left = self._queue.pop()
         if not is_repeat and not self._is_known(left.group, left.id):
             left.closed = tick
@@ -305,12 +303,20 @@ class Sealer:
         return read_all_since >= self._first_begin
 
     def _seal_snapshot(self, read_all_since: int) -> SealedTransaction | None:
-        snapshot = self._snapshot
+        snapshot, ended = self._snapshot, self._snapshot_ended
         assert snapshot is not None
-        if snapshot.ended is None or read_all_since < snapshot.ended:
+        if ended is None or read_all_since < ended:
             return None
-        self._snapshot, self._last_snapshot = None, snapshot.group
+        self._snapshot, self._last_snapshot, self._completed = None, snapshot.group, None
         return self._sealed_transaction(_Open(snapshot.group, snapshot.group, snapshot.tick))
+
+    @property
+    def _snapshot_ended(self) -> int | None:
+        """The tick in which it was known that the snapshot has an end; a start that is read later takes it back."""
+        assert self._snapshot is not None
+        if self._snapshot.ended is None and self._completed is not None:
+            return max(self._completed, self._snapshot.tick)
+        return self._snapshot.ended
 
     def _is_whole(self, head: _Open, read_all_since: int) -> bool:
         if head.closed is None:
@@ -350,7 +356,7 @@ class Sealer:
     def wants_barrier(self) -> bool:
         """Something waits until all that the log holds has been read, even if nothing new comes."""
         if self._snapshot is not None:
-            return self._snapshot.ended is not None
+            return self._snapshot_ended is not None
         head = self._queue[0] if self._queue else None
         return head is not None and (self._fresh or (head.closed is not None and head.expected is None))
 
@@ -359,6 +365,7 @@ class Sealer:
         """The oldest tick that holds something unsealed; None if nothing is pending."""
         ticks = [min(seen.ticks) for seen in self._seen.values()]
         ticks += [entry.tick for entry in self._queue]
+        ticks += [self._completed] if self._fresh and self._completed is not None else []
         return min(ticks, default=None)
 
     @property
@@ -381,8 +388,9 @@ class Sealer:
             seen = self._seen.get(self._snapshot.group, _Seen())
             found += [Waiting(self._snapshot.group, t, None, distinct(r)) for t, r in seen.ranges.items()]
         if self._queue:
-            found += self._missing(self._queue[0])
-        return found
+            return found + self._missing(self._queue[0])
+        unknown = ((group, seen) for group, seen in self._seen.items() if not group.startswith(SNAPSHOT))
+        return found + [Waiting(group, t, None, distinct(r)) for group, seen in unknown for t, r in seen.ranges.items()]
 
     def _missing(self, head: _Open) -> list[Waiting]:
         seen = self._seen.get(head.group, _Seen())

@@ -199,9 +199,12 @@ class Ticks:
     def _transaction_events(self, binding: Binding) -> list[TransactionEvent]:
         return [transaction_event(value, place) for place, value in self._values(binding, self._topics.transactions)]
 
-    def _snapshot_completed(self, binding: Binding) -> bool:
+    def _snapshot_completed(self, binding: Binding) -> bool | None:
+        """The last word about the initial snapshot in this tick: that it is whole, or that one has started."""
         found = (notification(value) for _, value in self._values(binding, self._topics.notifications))
-        return any(one and one.aggregate_type == "Initial Snapshot" and one.type == "COMPLETED" for one in found)
+        words = [one.type for one in found if one and one.aggregate_type == "Initial Snapshot"]
+        last = [word for word in words if word in ("STARTED", "COMPLETED")][-1:]
+        return last[0] == "COMPLETED" if last else None
 
     def _values(self, binding: Binding, topic: str) -> Iterable[tuple[Place, bytes]]:
         for one in binding.ranges:
