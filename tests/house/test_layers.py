@@ -21,9 +21,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture.values": PURE,
     "capture.debezium": PURE | {"capture.values"},
     "capture.sealing": PURE | {"capture.debezium"},
+    "capture.topic_facts": {"errors"},
     "embedded": {"errors"},
     "catalog": PURE | {"crash_points", "timeline", "protocol"},
-    "capture": PURE | {"crash_points", "capture.debezium", "capture.sealing"},
+    "capture": PURE | {"crash_points", "capture.debezium", "capture.sealing", "capture.topic_facts"},
     "collections": PURE | {"crash_points", "timeline", "catalog", "capture.debezium"},
     "views": PURE | {"crash_points", "timeline", "collections"},
     "destinations": PURE | {"crash_points", "protocol"},
@@ -34,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "timeline",
         "protocol",
         "capture.values",
+        "capture.topic_facts",
         "capture.debezium",
         "capture.sealing",
         "catalog",
@@ -48,7 +50,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": PURE | {"protocol", "destinations"},
 }
 
-PURE_UNITS = ("model", "protocol", "timeline", "reduction", "capture.values", "capture.debezium", "capture.sealing")
+PURE_CAPTURE = ("capture.values", "capture.debezium", "capture.sealing", "capture.topic_facts")
+PURE_UNITS = ("model", "protocol", "timeline", "reduction", *PURE_CAPTURE)
 DRIVERS = {"psycopg", "sqlite3", "lmdb", "duckdb", "pymysql", "redis", "confluent_kafka", "deltalake", "pyiceberg"}
 OUTSIDE = {"os", "io", "pathlib", "shutil", "tempfile", "socket", "subprocess", "threading", "requests", "urllib"}
 CHANCE = {"time", "random", "uuid", "secrets"}

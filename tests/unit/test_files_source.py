@@ -15,6 +15,7 @@ import pytest
 from tidegate.capture.files import ImportResult, import_files
 from tidegate.capture.log import LogReader, LogWriter, Record
 from tidegate.capture.murmur2 import partition_for
+from tidegate.capture.topic_facts import TopicFacts, check_topic
 from tidegate.errors import BadRecord, FixConfiguration
 
 
@@ -109,6 +110,8 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path, content: str, what: 
         '{"key":null,"value":null}',
         '{"topic":"t","partition":-1,"value":null}',
         r'{"topic":"t","value":"\ud8"}',
+        r'{"topic":"t","value":"{\"a\": 1"}',
+        '{"topic":"t","value":"nonsense"}',
     ],
 )
 def test_a_broken_line_is_named_and_after_the_cure_the_import_goes_on(tmp_path: Path, broken: str) -> None:
@@ -132,6 +135,20 @@ def test_a_truncated_gzip_file_is_named_and_after_the_cure_the_import_goes_on(tm
     file.write_bytes(whole)
     run_import(file, tmp_path / "log")
     assert numbers(tmp_path / "log") == list(range(1000))
+
+
+def test_a_topic_that_is_refused_keeps_the_whole_block_out_of_the_log(tmp_path: Path) -> None:
+    def check(facts: TopicFacts) -> None:
+        check_topic(facts, "t")
+
+    file = tmp_path / "a.jsonl"
+    file.write_text(line(0) + line(1).replace('"partition": 0', '"partition": 1'))
+    with (
+        LogWriter(tmp_path / "log") as writer,
+        pytest.raises(FixConfiguration, match=r"a\.jsonl: the transaction topic t has 2 partitions"),
+    ):
+        import_files(str(file), writer, lambda topic: 1, check)
+    assert contents(tmp_path / "log") == {}
 
 
 def test_no_file_at_all_is_a_mistake(tmp_path: Path) -> None:

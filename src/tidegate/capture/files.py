@@ -19,6 +19,7 @@ from typing import Annotated, BinaryIO, cast
 import msgspec
 
 from tidegate.capture.log import LogWriter, Mark
+from tidegate.capture.topic_facts import TopicFacts
 from tidegate.errors import BadRecord, FixConfiguration
 
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -45,21 +46,40 @@ class _Line(msgspec.Struct, gc=False):
 _decode_lines = msgspec.json.Decoder(_Line).decode_lines
 _key_of, _value_of = attrgetter("key"), attrgetter("value")
 _decode_text = msgspec.json.Decoder(str).decode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+CheckTopic = Callable[[TopicFacts], None]
 
 
 class _BrokenFileError(Exception):
     """The file cannot be read any further; the message says why."""
 
 
-def import_files(pattern: str, writer: LogWriter, partitions_of: Callable[[str], int]) -> ImportResult:
+def import_files(
+    pattern: str, writer: LogWriter, partitions_of: Callable[[str], int], check_topic: CheckTopic = lambda facts: None
+) -> ImportResult:
     """Appends to the log what the files hold beyond what was imported before, in the order of their names."""
     paths = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (a Path's glob takes no absolute pattern)
     if not paths:
         raise FixConfiguration(f'no file matches "{pattern}"', remedy="Correct the path; * and ** match names.")
-    return ImportResult(len(paths), sum(_import_file(Path(path), writer, partitions_of) for path in paths))
+    topics = _Topics(partitions_of, check_topic)
+    return ImportResult(len(paths), sum(_import_file(Path(path), writer, topics) for path in paths))
 
 
-def _import_file(path: Path, writer: LogWriter, partitions_of: Callable[[str], int]) -> int:
+@dataclass(frozen=True)
+class _Topics:
+    """What is asked about a topic before anything is appended to it."""
+
+    partitions_of: Callable[[str], int]
+    check: CheckTopic
+
+    def checked(self, path: Path, part: _Columns) -> int:
+        """How many partitions the topic has, as far as these records tell."""
+        count = self.partitions_of(part.topic) if part.partition is None else part.partition + 1
+        self.check(TopicFacts(str(path), part.topic, count))
+        return count
+
+
+def _import_file(path: Path, writer: LogWriter, topics: _Topics) -> int:
     """Appends the rest of one file and returns how many records that were."""
     name = str(path.absolute())
     mark, records = writer.mark_of(name) or Mark(name, 0, 0, 0), 0
@@ -68,7 +88,8 @@ def _import_file(path: Path, writer: LogWriter, partitions_of: Callable[[str], i
         try:
             for text in _whole_lines(file):
                 block = _decode_block(text)
-                mark, records = _append_block(block, mark, writer, partitions_of), records + block.records
+                counts = [topics.checked(path, part) for part in block.columns]
+                mark, records = _append_block(block, counts, mark, writer), records + block.records
                 if block.broken:
                     raise _BrokenFileError(block.broken)
                 if writer.pending_bytes >= _SYNC_BYTES:
@@ -174,13 +195,28 @@ def _columns(lines: Sequence[_Line]) -> list[_Columns]:
     for line in lines:
         groups.setdefault((line.topic, line.partition), []).append(line)
     return [
-        _Columns(topic, partition, _texts(map(_key_of, group)), _texts(map(_value_of, group)))
+        _Columns(topic, partition, _texts(map(_key_of, group)), _documents(map(_value_of, group)))
         for (topic, partition), group in groups.items()
     ]
 
 
 def _texts(raws: Iterable[msgspec.Raw]) -> list[bytes | None]:
     return [text if text[0] == _BRACE else _unquoted(text) for text in map(bytes, raws)]
+
+
+def _documents(raws: Iterable[msgspec.Raw]) -> list[bytes | None]:
+    return [text if text[0] == _BRACE else _document(text) for text in map(bytes, raws)]
+
+
+def _document(text: bytes) -> bytes | None:
+    """A value that stands in the file as text; once in the log it could not be mended any more."""
+    document = _unquoted(text)
+    if document is not None:
+        try:
+            _check_json(document)
+        except msgspec.DecodeError as error:
+            raise msgspec.DecodeError(f"its value is not JSON: {error}") from None
+    return document
 
 
 def _unquoted(text: bytes) -> bytes | None:
@@ -190,9 +226,8 @@ def _unquoted(text: bytes) -> bytes | None:
     return None if text == b"null" else text
 
 
-def _append_block(block: _Block, mark: Mark, writer: LogWriter, partitions_of: Callable[[str], int]) -> Mark:
+def _append_block(block: _Block, counts: Sequence[int], mark: Mark, writer: LogWriter) -> Mark:
     """Appends the records and marks the file; refuses a topic before anything is appended."""
-    counts = [partitions_of(part.topic) if part.partition is None else part.partition + 1 for part in block.columns]
     for part, count in zip(block.columns, counts, strict=True):
         writer.declare(part.topic, count)
     for part, count in zip(block.columns, counts, strict=True):

@@ -14,6 +14,7 @@ import msgspec
 from tidegate.capture.debezium import columns_from_schema, payload
 from tidegate.capture.files import import_files
 from tidegate.capture.log import LogReader, LogWriter
+from tidegate.capture.topic_facts import TopicFacts, check_topic
 from tidegate.capture.values import is_base64_number
 from tidegate.errors import FixConfiguration
 from tidegate.model.schema import TableSchema
@@ -118,7 +119,7 @@ class FilesFeed:
     def import_once(self) -> None:
         """Imports what there is, in the caller's thread."""
         with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
-            import_files(self._pattern(), writer, self._partitions)
+            import_files(self._pattern(), writer, self._partitions, self._check_topic)
         self._filled.set()
 
     def _await_filled(self) -> None:
@@ -130,7 +131,7 @@ class FilesFeed:
         try:
             with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
                 while not self._stopping.is_set():
-                    import_files(self._pattern(), writer, self._partitions)
+                    import_files(self._pattern(), writer, self._partitions, self._check_topic)
                     self._filled.set()
                     self._stopping.wait(LOOK_AGAIN_SECONDS)
         except BaseException as failure:
@@ -141,6 +142,9 @@ class FilesFeed:
 
     def _partitions(self, topic: str) -> int:
         return self._settings.partitions if topic in self._row_topics() else 1
+
+    def _check_topic(self, facts: TopicFacts) -> None:
+        check_topic(facts, f"{self._settings.topic_prefix}.transaction")
 
     def _row_topics(self) -> set[str]:
         return {topic_of(self._project, name) for name in self._project.file.tables}
