@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from tests.pipeline import write_project
 from tests.recordings import Documents, documents
 
 Row = dict[str, Any]
@@ -122,8 +123,39 @@ def _transaction_record(value: Row, ts_ms: int) -> Record:
     return {"topic": "shop.transaction", "key": key, "value": json.dumps({**value, "ts_ms": ts_ms})}
 
 
-def append(path: Path, records: Iterable[Record]) -> None:
-    """Adds lines to a recording, as a program that is still recording does."""
+def write_growing_project(folder: Path, max_events: int) -> Path:
+    """The order-with-its-lines project, over a recording that `record` adds to."""
+    write_project(folder, max_events=max_events)
+    file = folder / "tidegate.yaml"
+    file.write_text(file.read_text().replace("*.jsonl.gz", "*.jsonl"))
+    return folder
+
+
+def record(project: Path, shop: MadeUpShop, transactions: int) -> None:
+    """Adds transactions to the project's recording, as a program that is still recording does."""
+    path = project / "events" / "all.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(one) + "\n" for one in shop.transactions(transactions)]
     with path.open("a") as file:
-        file.write("".join(json.dumps(record) + "\n" for record in records))
+        file.write("".join(lines))
+
+
+class Recording:
+    """A thread that adds a transaction again and again, until it is told to stop."""
+
+    def __init__(self, project: Path, shop: MadeUpShop, pause_seconds: float = 0.05) -> None:
+        self._project, self._shop, self._pause_seconds = project, shop, pause_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self) -> Recording:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._stopping.wait(self._pause_seconds):
+            record(self._project, self._shop, 1)

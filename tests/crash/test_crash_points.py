@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.crash.events import MadeUpShop, append
+from tests.crash.events import MadeUpShop, record, write_growing_project
 from tests.crash.following import Follower, postgres_reader, sqlite_reader
 from tests.crash.program import Program, program
-from tests.pipeline import write_project
 
 from tidegate.embedded.postgres import EmbeddedPostgres
 from tidegate.errors import DefinitelyNotDone
@@ -46,17 +45,16 @@ def destination(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPo
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Views into SQLite and into Postgres, over a recording that grows."""
-    write_project(tmp_path, max_events=EVENTS_PER_TICK)
-    file = tmp_path / "tidegate.yaml"
-    text = file.read_text().replace("*.jsonl.gz", "*.jsonl")
-    file.write_text(text.replace("tick: {", POSTGRES + "tick: {"))
-    return tmp_path
+    folder = write_growing_project(tmp_path, EVENTS_PER_TICK)
+    file = folder / "tidegate.yaml"
+    file.write_text(file.read_text().replace("tick: {", POSTGRES + "tick: {"))
+    return folder
 
 
 def play(one: Program, shop: MadeUpShop, point: str, visit: int) -> None:
     """More transactions come, and a run dies at the point; it must have got there."""
     count = TRANSACTIONS_PER_MERGE if point == "merged" else TRANSACTIONS_PER_STAGE
-    append(one.project / "events" / "all.jsonl", shop.transactions(count))
+    record(one.project, shop, count)
     code, run = one.run_until_idle(crash_at=f"{point}:{visit}")
     if point not in WORKER_DIES:
         assert code == -signal.SIGKILL, f"{point}:{visit} was not reached: {code} {run.told()}"
@@ -89,3 +87,15 @@ def test_a_crash_at_each_point_loses_and_doubles_nothing(project: Path, destinat
     points = [(point, 1 + place % 2) for place, point in enumerate(RUN_DIES) if not point.startswith("log-")]
     first = [("log-appended", 1), ("log-synced", 1)]
     play_all(project, destination, 1, [*first, *points, *((point, 1) for point in WORKER_DIES), ("merged", 1)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_crashes_in_any_order_at_any_visit_lose_and_double_nothing(
+    project: Path, destination: EmbeddedPostgres, seed: int
+) -> None:
+    chance = random.Random(seed)
+    points = [("log-appended", 1), *((point, chance.randint(1, 3)) for point in (*RUN_DIES[2:], *WORKER_DIES) * 2)]
+    chance.shuffle(points)
+    play_all(project, destination, seed, [*points, ("merged", 1), ("log-synced", 1)])

@@ -301,10 +301,10 @@ def _discard(folder: Path) -> None:
 
 def _discard_after_reboot(folder: Path) -> None:
     """Files of an earlier boot were never synced, so LMDB must not even look at them."""
-    marker, boot = folder / "boot", _boot_id()
-    if not marker.exists() or marker.read_text() != boot:
+    marker, boot = folder / "boot", _boot_id().encode()
+    if not marker.exists() or marker.read_bytes() != boot:
         _discard(folder)
-        marker.write_text(boot)
+        marker.write_bytes(boot)
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""Two runs over one state folder: one of them ends and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.crash.events import MadeUpShop, Recording, record, write_growing_project
+from tests.crash.following import Follower, sqlite_reader
+from tests.crash.program import Running, program, wait_until
+
+from tidegate.errors import Fenced
+
+
+def ticks(run: Running, kind: str) -> list[int]:
+    return [one["tick"] for one in run.events(kind)]
+
+
+@pytest.mark.timeout(300)
+def test_of_two_runs_one_ends_with_code_4_and_writes_nothing(tmp_path: Path) -> None:
+    project, shop = write_growing_project(tmp_path, 40), MadeUpShop(3)
+    record(project, shop, 10)
+    follower = Follower(sqlite_reader(project / "out.db"), shop.states)
+    with program(project) as one, follower.following():
+        with Recording(project, shop):
+            first = one.run()
+            first.await_delivery()
+            second = one.run()
+            wait_until(lambda: not (first.is_running and second.is_running), 60, "one of the two ends")
+            fenced, left = (second, first) if first.is_running else (first, second)
+            assert fenced.end() == Fenced.exit_code, fenced.told()
+            assert "remedy:" in fenced.complaints()
+            assert "Traceback" not in fenced.complaints()
+            left.await_delivery()
+            left.await_delivery()
+            left.interrupt()
+            assert left.end() == 0, left.told()
+        for kind in ("tick", "delivered"):
+            assert not set(ticks(fenced, kind)) & set(ticks(left, kind)), f"both wrote: {kind}"
+            assert max(ticks(fenced, kind)) < min(ticks(left, kind))
+        code, run = one.run_until_idle()
+        assert code == 0, run.told()
+        one.verify()
+    follower.assert_at_the_end()
