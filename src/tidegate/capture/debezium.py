@@ -169,6 +169,7 @@ class RowDecoder:
         self._version = ""
         self._old_version = False
         self._sequences: dict[str, str] = {}
+        self._id = self._group = ""  # of the last record: most follow one of their own transaction
 
     def decode(self, events: RowEvents, values: Sequence[bytes | None], topic: str, partition: int, first: int) -> None:
         """Appends the events of consecutive records, the first at offset `first`; tombstones are passed over."""
@@ -192,7 +193,9 @@ class RowDecoder:
         else:
             if self._old_version:
                 self._check_sequence(transaction, source)
-            events.groups.append(transaction_group(transaction.id))
+            if transaction.id != self._id:
+                self._id, self._group = transaction.id, transaction_group(transaction.id)
+            events.groups.append(self._group)
             events.orders.append(transaction.total_order)
             events.streamed = True
         events.lsns.append(source.lsn or 0)
@@ -253,8 +256,9 @@ class RowDecoder:
     def _refusal(self, why: str, place: Place) -> BadRecord:
         return BadRecord(
             f'{place}: the record does not fit table "{self._table.name}": {why}',
-            remedy="Correct the table's key and columns in tidegate.yaml, or the connector; then run again."
-            " Nothing after this record was taken, nothing before it was lost.",
+            remedy="Correct the table's key and columns in tidegate.yaml and run again; or, if the connector or the"
+            " record is wrong, correct that and begin with a new state folder. Nothing after this record was taken,"
+            " nothing before it was lost.",
         )
 
     def _explain(self, error: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tidegate.capture.debezium import TransactionEvent, commit_lsn, snapshot_order, transaction_group
 from tidegate.errors import FixConfiguration
@@ -18,8 +19,7 @@ REMEMBERED_TRANSACTIONS = 200_000
 SNAPSHOT = "snapshot:"
 
 
-@dataclass(frozen=True)
-class RowsSeen:
+class RowsSeen(NamedTuple):
     """Row events of one transaction and table with consecutive numbers `first` to `last`."""
 
     group: str
@@ -89,7 +89,7 @@ class Waiting:
         return f"transaction {self.id}: table {self.table}: {self.expected} row events expected, {self.seen} seen"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     id: str
     group: str
@@ -100,7 +100,7 @@ class _Open:
     commit_ms: int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Seen:
     ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     ticks: set[int] = field(default_factory=set)
@@ -156,13 +156,20 @@ class Sealer:
         self._snapshot_end(facts)
 
     def _rows(self, rows: RowsSeen, tick: int) -> None:
-        if rows.group.startswith(SNAPSHOT):
-            if not self._snapshot_rows(rows.group, tick):
+        group, table, first, last, lsn = rows
+        if group.startswith(SNAPSHOT):
+            if not self._snapshot_rows(group, tick):
                 return
-        elif self._is_repeat(rows.group, rows.lsn):
+        elif self._is_repeat(group, lsn):
             return
-        seen = self._seen.setdefault(rows.group, _Seen())
-        seen.ranges.setdefault(rows.table, []).append((rows.first, rows.last))
+        seen = self._seen.get(group)
+        if seen is None:
+            seen = self._seen[group] = _Seen()
+        ranges = seen.ranges.get(table)
+        if ranges is None:
+            seen.ranges[table] = [(first, last)]
+        else:
+            ranges.append((first, last))
         seen.ticks.add(tick)
 
     def _is_repeat(self, group: str, lsn: int) -> bool:
@@ -335,7 +342,8 @@ class Sealer:
 
     def _sealed_transaction(self, head: _Open) -> SealedTransaction:
         seen = self._seen.pop(head.group, None) or _Seen()
-        rows = sum(distinct(ranges) for ranges in seen.ranges.values())
+        promised = head.expected or {}  # as many have come, or it would not be whole
+        rows = sum(promised.get(table) or distinct(ranges) for table, ranges in seen.ranges.items())
         position = self._position
         self._position, self._fresh = position + 1, False
         ticks = frozenset(seen.ticks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -428,7 +429,8 @@ def _rows_seen(ingested: Ingested) -> list[RowsSeen]:
     ranges = tasks.ipc_table(ingested.ranges)
     name = ingested.chunk.table.name
     columns = (ranges[column].to_pylist() for column in ("group", "first", "last", "lsn"))
-    return [RowsSeen(group, name, first, last, lsn) for group, first, last, lsn in zip(*columns, strict=True)]
+    group, first, last, lsn = columns
+    return list(map(RowsSeen._make, zip(group, repeat(name), first, last, lsn, strict=False)))
 
 
 def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -21,15 +22,21 @@ class TaskError(RuntimeError):
 
 
 def carrying_errors(task: F) -> F:
-    """A task whose TidegateErrors can be found again by `carried`."""
+    """A task whose TidegateErrors can be found again by `carried`.
+
+    Meanwhile nobody looks for cycles of garbage: a task makes none, and looking took a third of its time.
+    """
 
     @wraps(task)
     def wrapped(*arguments: Any) -> Iterator[Any]:
+        gc.disable()
         try:
             yield from task(*arguments)
         except TidegateError as error:
             packed = base64.b64encode(pickle.dumps(error)).decode()
             raise TaskError(f"{_MARK}{packed}") from None
+        finally:
+            gc.enable()
 
     return wrapped  # type: ignore[return-value]
 
