@@ -57,10 +57,15 @@ def encode_value(value: object) -> bytes:
     return _INT.pack(_VALUE, value.toordinal() + _OFFSET)
 
 
+def encode_integer(value: int) -> KeyBytes:
+    """A key of one integer column."""
+    return _INT.pack(_VALUE, value + _OFFSET)
+
+
 def encode_key(values: Sequence[object]) -> KeyBytes:
     """All columns of a key, one after another."""
     if len(values) == 1 and type(values[0]) is int:
-        return _INT.pack(_VALUE, values[0] + _OFFSET)
+        return encode_integer(values[0])
     return b"".join(map(encode_value, values))
 
 

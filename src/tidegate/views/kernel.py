@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.errors import FixConfiguration
 from tidegate.model.cell import Cell, python_type
-from tidegate.model.key import KeyBytes, encode_key
+from tidegate.model.key import KeyBytes, encode_integer, encode_key
 from tidegate.model.schema import Column as SchemaColumn
 from tidegate.views.arrangement import Arrangement, Transaction
 from tidegate.views.expressions import (
@@ -64,6 +64,28 @@ def _function(name: str, source: str) -> Callable[..., Any]:
     return function
 
 
+def _group_key(used: PlanInput, needed: tuple[str, ...]) -> Callable[[Any], KeyBytes | None]:
+    """Reads the group's key from a decoded row; None if the row can have no partner: a part of its key is NULL."""
+    keeps_null_keys = used.join == "from"
+    if len(used.key) == 1 and python_type(used.table.column(used.key[0]).type) is int:
+        column = f"c{needed.index(used.key[0])}"
+        null = encode_key([None]) if keeps_null_keys else None
+
+        def integer_key(row: Any) -> KeyBytes | None:
+            text: bytes = bytes(getattr(row, column))
+            return null if text == b"null" else encode_integer(int(text))
+
+        return integer_key
+    readers = [_key_reader(used.table.column(name)) for name in used.key]
+    texts = _function("key_texts", _key_texts_source(used.key, needed))
+
+    def any_key(row: Any) -> KeyBytes | None:
+        key = [read(text) for read, text in zip(readers, texts(row), strict=True)]
+        return encode_key(key) if keeps_null_keys or None not in key else None
+
+    return any_key
+
+
 def _key_reader(column: SchemaColumn) -> Callable[[str], object]:
     """Reads a key column's JSON text as the value that `encode_key` takes."""
     if python_type(column.type) is int:
@@ -79,11 +101,9 @@ class CompiledInput:
         self.view = view
         self.place = place
         self.table = used.table
-        self._keeps_null_keys = used.join == "from"
         self._decode = _raw_decoder(needed)
         self._contribute = _function("contribute", _contribute_source(needed, slots))
-        self._readers = [_key_reader(used.table.column(name)) for name in used.key]
-        self._key_texts = _function("key_texts", _key_texts_source(used.key, needed))
+        self._group_key = _group_key(used, needed)
 
     @property
     def null_row(self) -> Row:
@@ -106,11 +126,11 @@ class CompiledInput:
 
     def _placed(self, cell: Cell) -> tuple[KeyBytes, bytes] | None:
         row = self._decode(cell)
-        key = [read(text) for read, text in zip(self._readers, self._key_texts(row), strict=True)]
-        if None in key and not self._keeps_null_keys:
+        key = self._group_key(row)
+        if key is None:
             return None
         try:
-            return encode_key(key), _packed(self._contribute(row))
+            return key, _packed(self._contribute(row))
         except TypeOverflowError as overflow:
             raise _too_large(self.view, str(overflow), f"the row {_excerpt(cell)} of {self.table.name}") from None
 
