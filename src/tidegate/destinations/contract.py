@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -157,8 +158,15 @@ def _float(value: float | str) -> float | str:
 
 def read_config(kind: type[Any], given: dict[str, Any], whose: str) -> Any:
     """The typed configuration, or which setting is wrong."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f'Did you mean "{close[0]}"? ' if close else ""
+            raise FixConfiguration(
+                f'{whose}: unknown setting "{name}"', remedy=f"{hint}Known here: {', '.join(known)}."
+            )
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
-        raise FixConfiguration(f"{whose}: {error}", remedy=f"Its settings are: {known}.") from None
+        raise FixConfiguration(f"{whose}: {error}", remedy=f"Its settings are: {', '.join(known)}.") from None

@@ -17,6 +17,7 @@ from tidegate.model.schema import Column, TableSchema, parse_type
 
 FILE = "tidegate.yaml"
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_QUOTE = "Write it in quotes: YAML reads words such as no and on, and numbers, as something else than text."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -200,7 +201,8 @@ def _validated(path: Path, tree: Any, node: yaml.Node | None) -> ProjectFile:
         raise FixConfiguration(f'{place}: unknown setting "{setting}"', remedy=_nearest(location))
     if mistake["type"] == "missing":
         raise FixConfiguration(f'{place}: "{setting}" is missing', remedy=f"Add `{location[-1]}: …` here.")
-    raise FixConfiguration(f'{place}: "{setting}": {mistake["msg"]}', remedy="See docs/configuration.md for values.")
+    remedy = _QUOTE if mistake["type"] == "string_type" else "See docs/configuration.md for values."
+    raise FixConfiguration(f'{place}: "{setting}": {mistake["msg"]}', remedy=remedy)
 
 
 def _nearest(location: tuple[Any, ...]) -> str:

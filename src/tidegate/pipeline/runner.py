@@ -88,10 +88,11 @@ def ticks_of(
 
 
 def remember_tables(catalog: Catalog, tables: Sequence[TableSchema]) -> None:
-    """Keeps each table's schema; a column may be added, nothing else may change under a history."""
+    """Keeps each table's schema; a column may be added, nothing else may change once something is sealed."""
+    is_begun = catalog.last_seal() is not None
     for table in tables:
         known = catalog.setting(f"table:{table.name}")
-        if known is not None:
+        if known is not None and is_begun:
             _require_compatible(_table_of(known), table)
         catalog.set(f"table:{table.name}", _text_of(table))
 
@@ -124,9 +125,10 @@ def _require_compatible(known: TableSchema, now: TableSchema) -> None:
 
 
 def remember_views(catalog: Catalog, views: Sequence[ViewDefinition]) -> None:
+    is_begun = catalog.last_seal() is not None
     for view in views:
         known = catalog.setting(f"view:{view.name}")
-        if known is not None and known != view.plan.layout:
+        if is_begun and known not in (None, view.plan.layout):
             raise FixConfiguration(
                 f'view "{view.name}" has changed since it was first run',
                 remedy="Undo the change, or save it under another name (a new view is filled from history).",

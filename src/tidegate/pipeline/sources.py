@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from tidegate.capture.debezium import columns_from_schema, payload
+from tidegate.capture.debezium import RowEvents, columns_from_schema, payload, row_decoder
 from tidegate.capture.files import import_files
 from tidegate.capture.log import LogReader, LogWriter
 from tidegate.capture.topic_facts import TopicFacts, check_topic
@@ -72,7 +72,30 @@ def _check_files(project: Project, settings: FilesSource) -> tuple[tuple[TableSc
         feed = FilesFeed(project, settings, Path(folder) / "log")
         feed.import_once()
         feed.check()
-        return feed.tables(), _base64_warnings(feed.tables(), LogReader(Path(folder) / "log"))
+        tables, reader = feed.tables(), LogReader(Path(folder) / "log")
+        _check_records(tables, reader)
+        return tables, (*_idle_warnings(tables, reader), *_base64_warnings(tables, reader))
+
+
+def _check_records(tables: Sequence[TableSchema], reader: LogReader) -> None:
+    """Refuses a table whose first records do not fit it, before they are in a log that keeps them."""
+    for table in tables:
+        for partition, values in _sampled(table, reader):
+            row_decoder(table).decode(RowEvents(), values, table.topic, partition, 0)
+
+
+def _sampled(table: TableSchema, reader: LogReader) -> Iterator[tuple[int, list[bytes | None]]]:
+    """The first values of each partition of a table's topic."""
+    for (topic, partition), end in sorted(reader.ends().items()):
+        if topic == table.topic:
+            batches = reader.read(topic, partition, 0, min(end, SAMPLED_RECORDS))
+            yield partition, [value for batch in batches for value in batch.column(1).to_pylist()]
+
+
+def _idle_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
+    topics = reader.topics()
+    idle = [table for table in tables if table.topic not in topics]
+    return tuple(f'table "{table.name}": no record has the topic "{table.topic}" yet' for table in idle)
 
 
 def _base64_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
@@ -89,13 +112,12 @@ def _base64_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[
 
 
 def _base64_column(table: TableSchema, decimals: Sequence[str], reader: LogReader) -> str | None:
-    for (topic, partition), end in sorted(reader.ends().items()):
-        for batch in reader.read(topic, partition, 0, min(end, SAMPLED_RECORDS)) if topic == table.topic else ():
-            for value in batch.column(1).to_pylist():
-                row = (msgspec.json.decode(payload(value)).get("after") or {}) if value else {}
-                name = next((one for one in decimals if is_base64_number(row.get(one))), None)
-                if name:
-                    return name
+    for _, values in _sampled(table, reader):
+        for value in values:
+            row = (msgspec.json.decode(payload(value)).get("after") or {}) if value else {}
+            name = next((one for one in decimals if is_base64_number(row.get(one))), None)
+            if name:
+                return name
     return None
 
 
