@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -172,6 +173,7 @@ class Run:
             ticks.recover()
             stack.callback(self._stop_materializers)
             self._start_materializers(catalog, defined)
+            _search_cycles_less_often()
             self._watcher.said("ready")
             self._loop(catalog, feed, ticks, self._merging(spark, catalog, defined))
 
@@ -244,6 +246,12 @@ class Run:
             remedy="The rest of these transactions is missing in the source's topics: add the records, or take a new"
             " snapshot. All transactions before them are delivered.",
         )
+
+
+def _search_cycles_less_often() -> None:
+    """A large tick keeps a million small objects: to look through them for cycles took a third of its time."""
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)
 
 
 @contextmanager
