@@ -143,7 +143,7 @@ def record(project: Path, shop: MadeUpShop, transactions: int) -> None:
 class Recording:
     """A thread that adds a transaction again and again, until it is told to stop."""
 
-    def __init__(self, project: Path, shop: MadeUpShop, pause_seconds: float = 0.05) -> None:
+    def __init__(self, project: Path, shop: MadeUpShop, pause_seconds: float = 0.2) -> None:
         self._project, self._shop, self._pause_seconds = project, shop, pause_seconds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work)

@@ -18,7 +18,7 @@ def ticks(run: Running, kind: str) -> list[int]:
 
 @pytest.mark.timeout(300)
 def test_of_two_runs_one_ends_with_code_4_and_writes_nothing(tmp_path: Path) -> None:
-    project, shop = write_growing_project(tmp_path, 40), MadeUpShop(3)
+    project, shop = write_growing_project(tmp_path, 200), MadeUpShop(3)
     record(project, shop, 10)
     follower = Follower(sqlite_reader(project / "out.db"), shop.states)
     with program(project) as one, follower.following():

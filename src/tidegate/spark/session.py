@@ -30,6 +30,7 @@ _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_ending = threading.Event()  # from here on Spark's parts miss one another, and say so
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
@@ -40,6 +41,7 @@ def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
     options = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j2.configurationFile" not in options:
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
+    _ending.clear()
     with _own_interrupt():
         return _session(SparkConf().setAll(list(settings.items())).setMaster(master).setAppName("tidegate"))
 
@@ -57,13 +59,14 @@ def _session(conf: SparkConf) -> SparkSession:
 def _pass_on(lines: IO[bytes]) -> None:
     """Shows what Java writes, but for its notes to Spark's authors (incubator modules, deprecated methods)."""
     for line in lines:
-        if not line.startswith(b"WARNING: "):
+        if not line.startswith(b"WARNING: ") and not _ending.is_set():
             sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()
 
 
 def stop_session(spark: SparkSession) -> None:
     """Ends the session; a Java that is gone already, such as by a signal to all processes, has nothing to end."""
+    _ending.set()
     with suppress(Py4JError, ConnectionError):
         spark.stop()
 
