@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,7 @@ from tidegate.pipeline.project import FilesSource, Project, load
 from tidegate.pipeline.runner import Defined, catalog_of, define_all, remember_tables, remember_views, ticks_of
 from tidegate.pipeline.sources import FilesFeed
 from tidegate.pipeline.ticks import TickDone, Ticks
+from tidegate.pipeline.verify import Verdict, verify
 
 VIEW = """
 SELECT po.id, po.customer, po.order_date, po.status, SUM(ol.quantity * ol.price) AS total, COUNT(ol.id) AS line_count,
@@ -53,10 +55,16 @@ def write_project(
     schema: str = "public",
 ) -> Path:
     """The order-with-its-lines project over recorded events."""
-    (folder / "views").mkdir(parents=True, exist_ok=True)
-    (folder / "views" / "orders_with_lines.sql").write_text(VIEW)
     text = PROJECT.format(max_events=max_events, price=price, prefix=prefix, topics=f"{prefix}.{schema}")
-    (folder / "tidegate.yaml").write_text(text)
+    return write_files(folder, text, orders_with_lines=VIEW)
+
+
+def write_files(folder: Path, project: str, **views: str) -> Path:
+    """A project of any kind; `views` holds the SQL by name."""
+    (folder / "views").mkdir(parents=True, exist_ok=True)
+    for name, sql in views.items():
+        (folder / "views" / f"{name}.sql").write_text(sql)
+    (folder / "tidegate.yaml").write_text(project)
     return folder
 
 
@@ -66,7 +74,7 @@ class Bench:
     def __init__(self, spark: SparkSession, project: Project, partitions: int | None = None) -> None:
         settings = project.file.source
         assert isinstance(settings, FilesSource)
-        self.project = project
+        self.project, self._spark = project, spark
         self.catalog: SqliteCatalog = catalog_of(project)
         self.catalog.take_over()
         self._feed = FilesFeed(project, settings)
@@ -77,9 +85,19 @@ class Bench:
         remember_views(self.catalog, self.defined.views)
         self.ticks: Ticks = ticks_of(project, spark, self.catalog, self.defined, partitions)
         self.ticks.recover()
-        self.materializer = Materializer(
-            project, project.file.materializations[0], self.defined.views[0], self.catalog, lambda _: None
-        )
+        self._views = {view.name: view for view in self.defined.views}
+        self.materializers = [
+            Materializer(project, one, self._views[one.view], self.catalog, lambda _: None)
+            for one in project.file.materializations
+        ]
+
+    @property
+    def materializer(self) -> Materializer:
+        return self.materializers[0]
+
+    def arrive(self) -> None:
+        """Takes the recorded events that have come since."""
+        self._feed.import_once()
 
     def step(self) -> TickDone | None:
         """One tick, delivered."""
@@ -88,8 +106,9 @@ class Bench:
         return done
 
     def deliver(self) -> None:
-        while self.materializer.deliver():
-            pass
+        for one in self.materializers:
+            while one.deliver():
+                pass
 
     def run(self) -> None:
         while self.step() is not None:
@@ -100,21 +119,34 @@ class Bench:
         """What a reader of the destination sees."""
         return read_documents(self.project.folder / "out.db")
 
+    def verdicts(self) -> list[Verdict]:
+        """What `tidegate verify` says of each materialization."""
+        named = zip(self.project.file.materializations, self.materializers, strict=True)
+        return [
+            verify(self._spark, self.catalog, self._views[one.view], self.defined.by_name, running.spec, one.to)
+            for one, running in named
+        ]
+
     def close(self) -> None:
-        self.materializer.close()
+        for one in self.materializers:
+            one.close()
         self.catalog.close()
 
 
-def read_documents(path: Path) -> Documents:
+def read_rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    """What a reader of a SQLite destination gets; nothing before its first tick."""
     if not path.exists():
-        return {}
+        return []
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        rows = connection.execute(
-            "SELECT id, customer, order_date, status, total, line_count, lines FROM orders_with_lines"
-        ).fetchall()
+        return connection.execute(query).fetchall()
     finally:
         connection.close()
+
+
+def read_documents(path: Path) -> Documents:
+    columns = "id, customer, order_date, status, total, line_count, lines"
+    rows = read_rows(path, f"SELECT {columns} FROM orders_with_lines")
     return {
         row[0]: (*row[1:4], None if row[4] is None else Decimal(row[4]), row[5], nested_lines(row[6])) for row in rows
     }

@@ -15,6 +15,7 @@ from typing import Any
 from tidegate.capture.murmur2 import partition_for
 
 FOLDER = Path(__file__).parent / "fixtures" / "debezium"
+UNAVAILABLE = "__debezium_unavailable_value"
 Record = dict[str, Any]
 Tables = Mapping[str, Mapping[Any, Mapping[str, Any]]]
 Documents = dict[int, tuple[Any, ...]]
@@ -100,38 +101,51 @@ def recorded_truth() -> list[Documents]:
     return states
 
 
-def replayed_truth(records: Iterable[Record]) -> list[Documents]:
-    """The view after the last snapshot and after each transaction, from the records alone, in the simplest way.
+def replayed(records: Iterable[Record], names: Sequence[str]) -> list[dict[str, dict[Any, Record]]]:
+    """Tables after the last snapshot and after each transaction, from the records alone, in the simplest way.
 
-    One dictionary a table, one pass: snapshot rows of the last generation, then the transactions in the order of the
-    transaction topic, each row event once.
+    One dictionary a table, one pass: the rows of the last snapshot, then the transactions in the order in which the
+    transaction topic first names them, each row event once. One that nothing has closed does not count.
     """
-    values = [(r["topic"].rsplit(".", 1)[1], json.loads(as_bytes(r["value"]) or b"null")) for r in records]
-    rows = [(table, value) for table, value in values if value and "op" in value and value["op"] != "m"]
-    tables: dict[str, dict[Any, dict[str, Any]]] = {"purchase_orders": {}, "order_lines": {}}
-    snapshots = [value["source"]["lsn"] or 0 for _, value in rows if value["op"] == "r"]
-    for table, value in rows:
-        if value["op"] == "r" and (value["source"]["lsn"] or 0) == max(snapshots) and table in tables:
+    values = [(r["topic"].rsplit(".", 1)[-1], json.loads(as_bytes(r["value"]) or b"")) for r in records if r["value"]]
+    rows = [(table, value) for table, value in values if table in names and "op" in value]
+    tables: dict[str, dict[Any, Record]] = {name: {} for name in names}
+    snapshot = [(table, value) for table, value in rows if value["op"] == "r"]
+    last = max((value["source"].get("lsn", 0) for _, value in snapshot), default=0)
+    for table, value in snapshot:
+        if value["source"].get("lsn", 0) == last:
             _apply(tables[table], value)
-    states = [_view(tables)] if snapshots else []
-    by_transaction: dict[str, dict[int, tuple[str, Any]]] = {}
+    by_transaction: dict[str, dict[int, tuple[str, Record]]] = {}
     for table, value in rows:
         if value["transaction"]:
-            group = value["transaction"]["id"].split(":")[0]
-            by_transaction.setdefault(group, {})[value["transaction"]["total_order"]] = (table, value)
-    closed = [
-        value["id"].split(":")[0] for table, value in values if table == "transaction" and value["status"] == "END"
-    ]
-    begun = [value["id"].split(":")[0] for table, value in values if table == "transaction"]
-    for group in dict.fromkeys(begun):
-        if group in closed or ":" not in str(
-            next(v["id"] for t, v in values if t == "transaction" and v["id"].split(":")[0] == group)
-        ):
-            for _, (table, value) in sorted(by_transaction.get(group, {}).items()):
-                if table in tables:
-                    _apply(tables[table], value)
-            states.append(_view(tables))
+            events = by_transaction.setdefault(_group(value["transaction"]), {})
+            events[value["transaction"]["total_order"]] = (table, value)
+    states = [_copy_of(tables)] if snapshot else []
+    for group in _closed([value for table, value in values if table == "transaction"]):
+        for _, (table, value) in sorted(by_transaction.get(group, {}).items()):
+            _apply(tables[table], value)
+        states.append(_copy_of(tables))
     return states
+
+
+def _copy_of(tables: Mapping[str, Mapping[Any, Record]]) -> dict[str, dict[Any, Record]]:
+    return {name: dict(rows) for name, rows in tables.items()}
+
+
+def _group(transaction: Record) -> str:
+    return str(transaction["id"]).split(":")[0]
+
+
+def _closed(events: Sequence[Record]) -> list[str]:
+    """Transactions that have an END, or that another one follows."""
+    begun = list(dict.fromkeys(map(_group, events)))
+    ended = {_group(event) for event in events if event["status"] == "END"}
+    return [group for group in begun if group in ended or group != begun[-1]]
+
+
+def replayed_truth(records: Iterable[Record]) -> list[Documents]:
+    """The view after the last snapshot and after each transaction, from the records alone."""
+    return [_view(tables) for tables in replayed(records, ("purchase_orders", "order_lines"))]
 
 
 def _apply(table: dict[Any, dict[str, Any]], value: Any) -> None:
@@ -140,7 +154,8 @@ def _apply(table: dict[Any, dict[str, Any]], value: Any) -> None:
     elif value["op"] == "d":
         table.pop(value["before"]["id"], None)
     else:
-        table[value["after"]["id"]] = value["after"]
+        after, before = value["after"], table.get(value["after"]["id"], {})
+        table[after["id"]] = {name: before[name] if one == UNAVAILABLE else one for name, one in after.items()}
 
 
 def _view(tables: Mapping[str, Mapping[Any, Mapping[str, Any]]]) -> Documents:
