@@ -15,7 +15,7 @@ from typing import Any
 
 import lmdb
 
-from tidegate.errors import ProtocolViolation
+from tidegate.errors import DefinitelyNotDone, ProtocolViolation
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ROWS, _TICK, _LAYOUT = b"rows", b"tick", b"layout"  # in the main database: that of the rows by name, and our marks
@@ -219,6 +219,9 @@ class Arrangement:
             self._refuse_what_is_applied(transaction)
             yield transaction
             transaction.commit()
+        except lmdb.Error as error:
+            transaction.abort()
+            raise _not_written(self.folder, error) from error
         except BaseException:
             transaction.abort()
             raise
@@ -292,6 +295,15 @@ def _opened(folder: Path, layout: str) -> Arrangement:
     except _UNUSABLE:
         _discard(folder)
         return Arrangement(folder, layout)
+    except (OSError, lmdb.Error) as error:
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: Exception) -> DefinitelyNotDone:
+    return DefinitelyNotDone(
+        f"the arrangement in {folder} could not be written: {error}",
+        remedy="Make room on the disk (and check its health) and run again; the tick is repeated, nothing is lost.",
+    )
 
 
 def _discard(folder: Path) -> None:
