@@ -4,17 +4,23 @@ the trouble is over all goes on."""
 from __future__ import annotations
 
 import json
+import os
+import queue
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.shell import Shell
 
 from tidegate.cli.init import write_project
+from tidegate.embedded.postgres import EmbeddedPostgres
 
 DEADLINE_SECONDS = 90.0
 ROWS = 6_000
@@ -38,8 +44,8 @@ def transaction(xid: int, first: int, count: int) -> Iterator[str]:
         row["item"] = "".join(chance.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=256))
         place = {
             "id": f"{xid}:{number}",
-            "total_order": number - first + 1,
-            "data_collection_order": number - first + 1,
+            "total_order": order,
+            "data_collection_order": order,
         }
         source = {**origin, "txId": xid, "lsn": number}
         yield event(topic, {"op": "c", "before": None, "after": row, "source": source, "transaction": place})
@@ -145,7 +151,7 @@ def deliver_to_postgres(folder: Path) -> Path:
     list(write_project(folder))
     path = folder / "tidegate.yaml"
     sqlite = "to: sqlite, path: out.db, table: orders_with_lines"
-    text = path.read_text()
+    text = path.read_text().replace("{view: orders", f"{{name: {folder.name}, view: orders")
     assert sqlite in text
     path.write_text(text.replace(sqlite, f'to: postgres, dsn: "${{DESTINATION_DSN}}", table: {folder.name}'))
     return folder
@@ -188,7 +194,7 @@ def rows_of(dsn: str, table: str) -> dict[int, str]:
 
 @pytest.mark.timeout(240)
 def test_a_destination_that_is_away_is_waited_for(tmp_path: Path, shell: Shell, server: EmbeddedPostgres) -> None:
-    folder, name = deliver_to_postgres(tmp_path / "waited"), "orders_with_lines-postgres"
+    folder, name = deliver_to_postgres(tmp_path / "waited"), "waited"
     later = folder / "events" / "zz.jsonl"
     live = LiveRun(folder, server.dsn())
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, replace
 
 from tidegate.errors import FixConfiguration
 
@@ -104,6 +105,11 @@ class TableSchema:
     @property
     def key_columns(self) -> tuple[Column, ...]:
         return tuple(self.column(name) for name in self.key)
+
+    def only(self, names: Container[str]) -> TableSchema:
+        """The table without its other columns, key columns excepted."""
+        wanted = (column for column in self.columns if column.name in names or column.name in self.key)
+        return replace(self, columns=tuple(wanted))
 
     @property
     def ddl(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -100,8 +100,10 @@ class ViewPlan:
 
     @property
     def layout(self) -> str:
-        """Names the meaning of this stage's stored bytes."""
-        return hashlib.sha256(repr((_KERNEL, self)).encode()).hexdigest()
+        """Names the meaning of this stage's stored bytes; a column that the view does not read changes nothing."""
+        narrowed = zip(self.inputs, self.needed, strict=True)
+        inputs = tuple(replace(used, table=used.table.only(needed)) for used, needed in narrowed)
+        return hashlib.sha256(repr((_KERNEL, replace(self, inputs=inputs))).encode()).hexdigest()
 
     def explain(self) -> str:
         """The plan as a readable tree."""
