@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -57,11 +57,32 @@ def _session(conf: SparkConf) -> SparkSession:
 
 
 def _pass_on(lines: IO[bytes]) -> None:
-    """Shows what Java writes, but for its notes to Spark's authors (incubator modules, deprecated methods)."""
-    for line in lines:
-        if not line.startswith(b"WARNING: ") and not _ending.is_set():
+    for line in worth_showing(lines):
+        if not _ending.is_set():
             sys.stderr.write(line.decode(errors="replace"))
             sys.stderr.flush()
+
+
+_NOTES = (b"WARNING: ", b"PySpark daemon failed to flush")
+
+
+def worth_showing(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """What Spark's processes write, but for notes to its authors, and for what its daemon says of a task that was
+    broken off because another one failed: that other one's error is told by us."""
+    block: list[bytes] = []  # a traceback that is being read
+    for line in lines:
+        if block or line.startswith(b"Traceback"):
+            block.append(line)
+            if len(block) > 1 and not line.startswith(b" "):
+                yield from () if _is_of_spark_alone(block) else block
+                block = []
+        elif not line.startswith(_NOTES):
+            yield line
+    yield from block
+
+
+def _is_of_spark_alone(traceback: Iterable[bytes]) -> bool:
+    return all(b"/pyspark/" in line for line in traceback if line.lstrip().startswith(b'File "'))
 
 
 def stop_session(spark: SparkSession) -> None:
