@@ -26,6 +26,11 @@ def test_what_the_daemon_says_of_a_broken_connection_is_not_shown() -> None:
     assert shown(b"before\n" + DAEMON + b"PySpark daemon failed to flush the output\nafter\n") == b"before\nafter\n"
 
 
+def test_nor_is_it_if_two_processes_say_it_at_once() -> None:
+    lines = DAEMON.splitlines(keepends=True)
+    assert shown(b"".join(line for pair in zip(lines, lines, strict=True) for line in pair) + b"after\n") == b"after\n"
+
+
 def test_a_traceback_through_our_code_is_shown_whole() -> None:
     assert shown(DAEMON + OURS) == OURS
 

@@ -11,7 +11,7 @@ import pytest
 from tidegate.errors import FixConfiguration
 from tidegate.model.schema import Column, TableSchema, parse_type
 from tidegate.views.definition import define
-from tidegate.views.query import Query, SourceText, parse
+from tidegate.views.query import Query, SourceText, parse, says_the_same
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +135,19 @@ def test_a_key_of_several_columns_takes_the_order_of_group_by() -> None:
     on = "p.order_id = l.order_id AND l.id = p.line_id"
     query = _parsed(f"SELECT l.id, l.order_id FROM lines l JOIN payments p ON {on} GROUP BY l.id, l.order_id")
     assert [used.key for used in query.inputs] == [("id", "order_id"), ("line_id", "order_id")]
+
+
+@pytest.mark.parametrize(
+    ("sql", "same"),
+    [
+        ("select ID,  status\n-- about\nfrom orders group by id, status", False),
+        ("select id,  status\n-- about\nfrom orders group by id, status;", True),
+        ("SELECT id, status FROM orders GROUP BY status, id", False),
+        ("SELECT id, status AS s FROM orders GROUP BY id, status", False),
+    ],
+)
+def test_a_view_is_the_same_if_only_its_layout_differs(sql: str, same: bool) -> None:
+    assert says_the_same("SELECT id, status FROM orders GROUP BY id, status", sql) == same
 
 
 def test_without_a_join_the_key_is_the_primary_key_or_all_grouping_columns() -> None:

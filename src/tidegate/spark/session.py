@@ -69,11 +69,13 @@ _NOTES = (b"WARNING: ", b"PySpark daemon failed to flush")
 def worth_showing(lines: Iterable[bytes]) -> Iterator[bytes]:
     """What Spark's processes write, but for notes to its authors, and for what its daemon says of a task that was
     broken off because another one failed: that other one's error is told by us."""
-    block: list[bytes] = []  # a traceback that is being read
+    block: list[bytes] = []  # tracebacks that are being read; those of several processes come mixed
+    begun = 0
     for line in lines:
         if block or line.startswith(b"Traceback"):
             block.append(line)
-            if len(block) > 1 and not line.startswith(b" "):
+            begun += 1 if line.startswith(b"Traceback") else 0 if line.startswith(b" ") else -1
+            if begun == 0:
                 yield from () if _is_of_spark_alone(block) else block
                 block = []
         elif not line.startswith(_NOTES):

@@ -118,6 +118,16 @@ def _select(text: SourceText) -> exp.Select:
     return statements[0]
 
 
+def says_the_same(before: str, now: str) -> bool:
+    """Whether two texts are one query but for comments, white space and how words are written."""
+    return before == now or _normal(before) == _normal(now)
+
+
+def _normal(sql: str) -> list[str]:
+    trees = sqlglot.parse(sql, read="spark")
+    return [tree.sql(dialect="spark", comments=False) for tree in trees if tree is not None]
+
+
 def _statements(text: SourceText) -> Sequence[exp.Expr | None]:
     try:
         return sqlglot.parse(text.sql, read="spark")
