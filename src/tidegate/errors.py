@@ -36,6 +36,22 @@ class BadRecord(FixConfiguration):
     """A record of the log cannot be taken; the message names its topic, partition and offset."""
 
 
+class UnknownColumn(FixConfiguration):
+    """A record has a column that its table had not when the source was asked; to ask again is the cure."""
+
+    def __init__(self, message: str, *, remedy: str, table: str, column: str) -> None:
+        super().__init__(message, remedy=remedy)
+        self.table = table
+        self.column = column
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_unknown_column, (self.message, self.remedy, self.table, self.column))
+
+
+def _rebuild_unknown_column(message: str, remedy: str, table: str, column: str) -> UnknownColumn:
+    return UnknownColumn(message, remedy=remedy, table=table, column=column)
+
+
 class DefinitelyNotDone(TidegateError):
     """The action did not happen; it may be tried again."""
 

@@ -176,10 +176,10 @@ class Program:
         running = self.run("--until-idle", crash_at=crash_at)
         return running.end(), running
 
-    def verify(self) -> None:
-        """`tidegate verify` says equal, of every materialization."""
+    def ask(self, *words: str) -> str:
+        """What a command prints that ends well."""
         done = subprocess.run(
-            [*PROGRAM, "verify", "--json", "--project", str(self.project)],
+            [*PROGRAM, *words, "--project", str(self.project)],
             env={**os.environ, **self._environment},
             capture_output=True,
             text=True,
@@ -187,7 +187,11 @@ class Program:
             check=False,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert all(one["equal"] for one in json.loads(done.stdout))
+        return done.stdout
+
+    def verify(self) -> None:
+        """`tidegate verify` says equal, of every materialization."""
+        assert all(one["equal"] for one in json.loads(self.ask("verify", "--json")))
 
     def close(self) -> None:
         for running in self._runs:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tidegate.capture.values import UNAVAILABLE, DoesNotFit, conversion, wire_type
-from tidegate.errors import BadRecord, FixConfiguration
+from tidegate.errors import BadRecord, FixConfiguration, UnknownColumn
 from tidegate.model.cell import Cell, encode_json
 from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import Column, ColumnType, TableSchema, parse_type
@@ -162,7 +163,7 @@ class RowDecoder:
     def __init__(self, table: TableSchema) -> None:
         self._table = table
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(_envelope_type(table)).decode
-        self._after_conversions = _conversions(table.columns)
+        self._after_conversions = _conversions(table.columns) + _droppings(table.left_out or ())
         self._before_conversions = _conversions(table.key_columns)
         self._after_key = _key_fields(table.columns, table.key)
         self._before_key = _key_fields(table.key_columns, table.key)
@@ -181,7 +182,10 @@ class RowDecoder:
         except DoesNotFit as error:
             raise self._refusal(str(error), Place(topic, partition, offset)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._refusal(self._explain(str(error)), Place(topic, partition, offset)) from None
+            place = Place(topic, partition, offset)
+            if unknown := _UNKNOWN_FIELD.match(str(error)):
+                raise self._unknown_column(unknown.group(1), place) from None
+            raise self._refusal(self._explain(str(error)), place) from None
 
     def _one(self, events: RowEvents, value: bytes, offset: int) -> None:
         event = self._decode(payload(value))
@@ -261,6 +265,14 @@ class RowDecoder:
             " nothing before it was lost.",
         )
 
+    def _unknown_column(self, column: str, place: Place) -> UnknownColumn:
+        return UnknownColumn(
+            f'{place}: table "{self._table.name}" has got a column "{column}"',
+            remedy="Run again: the table's columns are read from the server at each start.",
+            table=self._table.name,
+            column=column,
+        )
+
     def _explain(self, error: str) -> str:
         for place, column in enumerate(self._table.columns):
             error = error.replace(f"`c{place}`", f"`{column.name}`")
@@ -272,6 +284,7 @@ class RowDecoder:
 
 
 _UPSERTS = frozenset("cru")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)` - at `\$\.after`")
 _UNAVAILABLE_TEXT = UNAVAILABLE.encode()
 _raw_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -298,7 +311,10 @@ def _after_type(table: TableSchema) -> type[msgspec.Struct]:
         wire = wire_type(column.type)
         optional = wire if wire is msgspec.Raw else wire | None
         fields.append((f"c{place}", wire) if column.name in table.key else (f"c{place}", optional, None))
-    return _struct("After", fields, table.columns)
+    left_out = table.left_out or ()
+    fields += [(f"o{place}", Any, msgspec.UNSET) for place in range(len(left_out))]
+    names = {f"o{place}": name for place, name in enumerate(left_out)}
+    return _struct("After", fields, table.columns, names, closed=table.left_out is not None)
 
 
 def _before_type(columns: Sequence[Column]) -> type[msgspec.Struct]:
@@ -311,9 +327,15 @@ def _or_unset(wire: Any) -> Any:
     return wire if wire is msgspec.Raw else wire | msgspec.UnsetType
 
 
-def _struct(name: str, fields: list[Any], columns: Sequence[Column]) -> type[msgspec.Struct]:
-    names = {f"c{place}": column.name for place, column in enumerate(columns)}
-    return msgspec.defstruct(name, fields, rename=names, kw_only=True, gc=False)
+def _struct(
+    name: str,
+    fields: list[Any],
+    columns: Sequence[Column],
+    others: Mapping[str, str] | None = None,
+    closed: bool = False,
+) -> type[msgspec.Struct]:
+    names = {f"c{place}": column.name for place, column in enumerate(columns)} | dict(others or {})
+    return msgspec.defstruct(name, fields, rename=names, kw_only=True, gc=False, forbid_unknown_fields=closed)
 
 
 def _envelope_type(table: TableSchema) -> type[msgspec.Struct]:
@@ -330,6 +352,11 @@ def _envelope_type(table: TableSchema) -> type[msgspec.Struct]:
 def _conversions(columns: Sequence[Column]) -> list[tuple[str, Callable[[Any], Any]]]:
     found = [(f"c{place}", conversion(column.type)) for place, column in enumerate(columns)]
     return [(name, convert) for name, convert in found if convert is not None]
+
+
+def _droppings(left_out: Sequence[str]) -> list[tuple[str, Callable[[Any], Any]]]:
+    """What is left out is unset after it was read: an unset field is not in the cell."""
+    return [(f"o{place}", lambda _: msgspec.UNSET) for place in range(len(left_out))]
 
 
 def _key_fields(columns: Sequence[Column], key: Sequence[str]) -> list[tuple[str, Callable[[Any], object]]]:

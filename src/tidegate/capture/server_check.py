@@ -32,6 +32,7 @@ _SCALARS = {
     "timestamptz": "timestamp",
     "bytea": "binary",
 }
+_WITHOUT_TEXT = {"bit", "varbit", "point", "geometry", "geography", "hstore", "vector", "halfvec", "sparsevec"}
 
 
 @dataclass(frozen=True)
@@ -300,8 +301,8 @@ def _check_not_lost(settings: CaptureSettings, wal_status: str | None) -> None:
 
 
 _COLUMNS = """
-SELECT a.attname, a.atttypmod, t.typname, t.typtype, t.typcategory, e.typname AS element, e.typtype AS element_typtype,
-       b.typname AS base, t.typtypmod,
+SELECT a.attname, a.atttypmod, a.attgenerated::text AS generated, t.typname, t.typtype, t.typcategory,
+       e.typname AS element, e.typtype AS element_typtype, b.typname AS base, t.typtypmod,
        array_position(i.indkey::int2[], a.attnum) AS key_place
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
@@ -314,10 +315,18 @@ ORDER BY a.attnum
 
 def _discover_table(connection: psycopg.Connection[dict[str, Any]], table: str, topic_prefix: str) -> TableSchema:
     rows = connection.execute(_COLUMNS, {"oid": _find_table(connection, table)["oid"]}).fetchall()
-    columns = tuple(Column(row["attname"], _column_type(row)) for row in rows)
+    columns = tuple(Column(row["attname"], _column_type(row)) for row in rows if not _is_left_out(row))
+    left_out = tuple(str(row["attname"]) for row in rows if _is_left_out(row))
     in_key = sorted((row for row in rows if row["key_place"] is not None), key=lambda row: row["key_place"])
     key = tuple(str(row["attname"]) for row in in_key)
-    return TableSchema(qualified(table)[1], topic_of(topic_prefix, table), key, columns)
+    return TableSchema(qualified(table)[1], topic_of(topic_prefix, table), key, columns, left_out)
+
+
+def _is_left_out(row: dict[str, Any]) -> bool:
+    """Generated columns are in snapshots and not in the stream; of some types no text is sent."""
+    name = row["element"] or row["base"] or row["typname"]
+    is_flag = name == "bit" and row["atttypmod"] == 1 and not row["element"]
+    return bool(row["generated"]) or (name in _WITHOUT_TEXT and not is_flag)
 
 
 def _column_type(row: dict[str, Any]) -> ColumnType:
@@ -332,6 +341,8 @@ def _scalar(name: str, modifier: int) -> ColumnType:
     """A type of Postgres as one of ours; whatever has no counterpart comes as text."""
     if name == "numeric":
         return _decimal(modifier)
+    if name == "bit":
+        return ColumnType("boolean")
     return ColumnType(_SCALARS.get(name, "string"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tidegate.errors import FixConfiguration
 
@@ -98,6 +98,7 @@ class TableSchema:
     topic: str
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    left_out: tuple[str, ...] | None = None  # what else its records have; None: anything, and nobody asks
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -109,7 +110,7 @@ class TableSchema:
     def only(self, names: Container[str]) -> TableSchema:
         """The table without its other columns, key columns excepted."""
         wanted = (column for column in self.columns if column.name in names or column.name in self.key)
-        return replace(self, columns=tuple(wanted))
+        return TableSchema(self.name, self.topic, self.key, tuple(wanted))
 
     @property
     def ddl(self) -> str:

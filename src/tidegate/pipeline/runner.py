@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from pyspark.sql import SparkSession
 
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, FixConfiguration
+from tidegate.errors import DefinitelyNotDone, FixConfiguration, UnknownColumn
 from tidegate.model.schema import Column, TableSchema, parse_type
 from tidegate.pipeline.materialize import Delivered, Materializer
 from tidegate.pipeline.merging import Merging
@@ -25,6 +25,7 @@ from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
 from tidegate.spark.session import spark_session, stop_session
 from tidegate.views.definition import ViewDefinition, define
+from tidegate.views.query import says_the_same
 
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
@@ -129,12 +130,61 @@ def remember_views(catalog: Catalog, views: Sequence[ViewDefinition]) -> None:
     is_begun = catalog.last_seal() is not None
     for view in views:
         known = catalog.setting(f"view:{view.name}")
-        if is_begun and known not in (None, view.plan.layout):
+        if is_begun and known is not None and not says_the_same(known, view.sql):
             raise FixConfiguration(
                 f'view "{view.name}" has changed since it was first run',
                 remedy="Undo the change, or save it under another name (a new view is filled from history).",
             )
-        catalog.set(f"view:{view.name}", view.plan.layout)
+        catalog.set(f"view:{view.name}", view.sql)
+
+
+def with_remembered(catalog: Catalog, tables: Sequence[TableSchema]) -> tuple[TableSchema, ...]:
+    """Tables as the server has them, with columns that they had before: older records still have those."""
+    before = {table.name: table for table in remembered_tables(catalog)}
+    return tuple(_united(table, before.get(table.name)) for table in tables)
+
+
+def _united(now: TableSchema, before: TableSchema | None) -> TableSchema:
+    if before is None or now.left_out is None:
+        return now
+    names = {column.name for column in now.columns}
+    gone = tuple(column for column in before.columns if column.name not in names)
+    left_out = tuple(name for name in now.left_out if name not in {column.name for column in gone})
+    return replace(now, columns=(*now.columns, *gone), left_out=left_out)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Asks what the tables look like, and asks again when a record shows that they have changed."""
+
+    project: Project
+    catalog: Catalog
+    feed: Source
+    spark: SparkSession
+    watcher: Watcher
+
+    def begin(self) -> tuple[Defined, Ticks]:
+        """Everything is where the catalog says it is, over the tables as they are now."""
+        while True:
+            defined = define_all(self.project, with_remembered(self.catalog, self.feed.tables()), self.spark)
+            self._say_what_is_new(defined.tables)
+            remember_tables(self.catalog, defined.tables)
+            remember_views(self.catalog, defined.views)
+            ticks = ticks_of(self.project, self.spark, self.catalog, defined)
+            try:
+                ticks.recover()
+            except UnknownColumn as error:
+                self.feed.met(error.table, error.column)
+            else:
+                return defined, ticks
+
+    def _say_what_is_new(self, tables: Sequence[TableSchema]) -> None:
+        before = {table.name: table for table in remembered_tables(self.catalog)}
+        for table in tables:
+            known = {column.name for column in before.get(table.name, table).columns}
+            for column in table.columns:
+                if column.name not in known:
+                    self.watcher.said(f'note: table "{table.name}" has a new column: {column.name} {column.type.ddl}')
 
 
 # --- the run
@@ -166,16 +216,27 @@ class Run:
                 self._watcher.said(f"note: {warning}")
             spark = session(self._project)
             stack.callback(stop_session, spark)
-            defined = define_all(self._project, feed.tables(), spark)
-            remember_tables(catalog, defined.tables)
-            remember_views(catalog, defined.views)
-            ticks = ticks_of(self._project, spark, catalog, defined)
-            ticks.recover()
+            pipeline = Learning(self._project, catalog, feed, spark, self._watcher)
+            defined, begun = pipeline.begin()
+            ticks: Ticks | None = begun
             stack.callback(self._stop_materializers)
             self._start_materializers(catalog, defined)
             _search_cycles_less_often()
             self._watcher.said("ready")
-            self._loop(catalog, feed, ticks, self._merging(spark, catalog, defined))
+            merging = self._merging(spark, catalog, defined)
+            while ticks is not None:
+                ticks = self._loop_until_a_new_column(catalog, feed, ticks, merging, pipeline)
+
+    def _loop_until_a_new_column(
+        self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Learning
+    ) -> Ticks | None:
+        """None when all is done; else ticks that know the column."""
+        try:
+            self._loop(catalog, feed, ticks, merging)
+        except UnknownColumn as error:
+            feed.met(error.table, error.column)
+            return pipeline.begin()[1]
+        return None
 
     def _merging(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Merging:
         names = [*(table.name for table in defined.tables), *(view.name for view in defined.views)]

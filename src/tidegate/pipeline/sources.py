@@ -6,6 +6,7 @@ import difflib
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -32,7 +33,10 @@ class Source(Protocol):
         """Begins; returns what the user should know. Refuses what cannot be captured."""
 
     def tables(self) -> tuple[TableSchema, ...]:
-        """The tables that views can be made of."""
+        """The tables that views can be made of, as they are now."""
+
+    def met(self, table: str, column: str) -> None:
+        """A record has this column, which the table had not when `tables` was last asked."""
 
     def check(self) -> None:
         """Raises what has gone wrong in the background."""
@@ -64,7 +68,17 @@ def check_source(project: Project) -> tuple[tuple[TableSchema, ...], tuple[str, 
     feed = PostgresFeed(project, settings)
     wanted = feed.capture_settings
     facts = check_server(wanted.dsn, wanted.tables, wanted.slot, wanted.publication, known=is_known(wanted))
-    return feed.tables(), facts.warnings
+    tables = feed.tables()
+    return tables, (*facts.warnings, *left_out_warnings(tables))
+
+
+def left_out_warnings(tables: Sequence[TableSchema]) -> tuple[str, ...]:
+    """Which columns of the server's tables are not read."""
+    return tuple(
+        f'table "{table.name}": left out: {", ".join(table.left_out)} (generated, or of a type that has no text form)'
+        for table in tables
+        if table.left_out
+    )
 
 
 def _check_files(project: Project, settings: FilesSource) -> tuple[tuple[TableSchema, ...], tuple[str, ...]]:
@@ -197,6 +211,9 @@ class FilesFeed:
                     remedy=f'Did you mean "{near[0]}"? Correct the table\'s topic.',
                 )
 
+    def met(self, table: str, column: str) -> None:
+        raise AssertionError(f"{table}.{column}: a declared table takes no notice of other columns")
+
     @property
     def log_is_filled(self) -> bool:
         return self._filled.is_set()
@@ -232,6 +249,7 @@ class PostgresFeed:
         self._capture = Capture(self.capture_settings)
         self._token: IdleToken | None = None
         self._reached = False
+        self._met: set[tuple[str, str]] = set()
 
     def start(self) -> Sequence[str]:
         return self._capture.start().warnings
@@ -241,7 +259,16 @@ class PostgresFeed:
 
         found = discover(self._settings.dsn, self._settings.tables, self._settings.topic_prefix)
         declared = {name: declared_table(self._project, name) for name in self._project.file.tables}
-        return tuple(declared.get(table.name) or table for table in found)
+        return tuple(declared.get(table.name) or self._closed(table) for table in found)
+
+    def _closed(self, table: TableSchema) -> TableSchema:
+        """A column that was met and is no longer there has gone again: it is left out."""
+        known = {column.name for column in table.columns} | set(table.left_out or ())
+        gone = sorted(column for name, column in self._met if name == table.name and column not in known)
+        return replace(table, left_out=(*(table.left_out or ()), *gone))
+
+    def met(self, table: str, column: str) -> None:
+        self._met.add((table, column))
 
     def check(self) -> None:
         self._capture.check()
