@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tidegate.protocol.messages import RuntimeCheckpoint
 from tidegate.protocol.session import RecoveryLog
-from tidegate.timeline.binding import Binding, Tick
+from tidegate.timeline.binding import Binding, LogPartition, Tick
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class Catalog(RecoveryLog, Protocol):
         """Writes the next tick's binding; False, and nothing written, if that tick is bound already."""
 
     def bindings(self, since: int) -> list[Binding]: ...
+
+    def positions(self) -> dict[LogPartition, int]:
+        """Where reading goes on after the newest binding."""
 
     def seal(self, seal: Seal) -> None:
         """Seals the tick after the last sealed one."""

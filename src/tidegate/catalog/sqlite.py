@@ -18,13 +18,15 @@ from tidegate.protocol.fence import Fence, FenceRow, plan_open
 from tidegate.protocol.messages import START, KeyRange, RuntimeCheckpoint, StateUpdate
 from tidegate.protocol.patch import apply_updates
 from tidegate.protocol.session import Recovered
-from tidegate.timeline.binding import Binding, OffsetRange, Tick
+from tidegate.timeline.binding import Binding, LogPartition, OffsetRange, Tick
 
 FORMAT = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS bindings (tick INTEGER PRIMARY KEY, ranges TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS positions (topic TEXT, partition INTEGER, next INTEGER NOT NULL,
+  PRIMARY KEY (topic, partition));
 CREATE TABLE IF NOT EXISTS seals (tick INTEGER PRIMARY KEY, next_position INTEGER NOT NULL, last_lsn INTEGER NOT NULL,
   last_snapshot TEXT, source_position TEXT, commit_ms INTEGER, needed_since INTEGER, transactions BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS frontier (one INTEGER PRIMARY KEY CHECK (one = 1), derived INTEGER NOT NULL);
@@ -136,7 +138,13 @@ class SqliteCatalog:
             if binding.tick != (0 if last is None else last + 1):
                 return False
             connection.execute("INSERT INTO bindings VALUES (?, ?)", (binding.tick, ranges))
+            positions = [(one.topic, one.partition, one.end) for one in binding.ranges]
+            connection.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", positions)
             return True
+
+    def positions(self) -> dict[LogPartition, int]:
+        found = self._rows("SELECT topic, partition, next FROM positions")
+        return {LogPartition(topic, partition): end for topic, partition, end in found}
 
     def bindings(self, since: int) -> list[Binding]:
         found = self._rows("SELECT tick, ranges FROM bindings WHERE tick >= ? ORDER BY tick", since)

@@ -30,7 +30,7 @@ from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Sealed, ViewWork, Written
 from tidegate.spark.failures import carried
-from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind
+from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
 
 CHUNK_EVENTS = 50_000
 ATTEMPTS = 3
@@ -301,16 +301,18 @@ class Ticks:
         since = self._replay_since(last, underived)
         self._sealer = Sealer(self._collections(), self._remembered(last, since))
         self._check_arrangements()
-        bindings = self._catalog.bindings(0)
-        for binding in bindings[: sealed_tick + 1]:
-            self._read = after(self._read, binding)
-            if binding.tick >= since:
+        bindings = self._catalog.bindings(since)
+        self._read = rewound(self._catalog.positions(), bindings)
+        for binding in bindings:
+            if binding.tick <= sealed_tick:
+                self._read = after(self._read, binding)
                 self._take(binding)
         self._next = Tick(sealed_tick + 1)
         for seal in underived:
             self._derive(seal.tick, _transactions_of(seal))
-        for binding in bindings[sealed_tick + 1 :]:
-            self._bound(binding, None)
+        for binding in bindings:
+            if binding.tick > sealed_tick:
+                self._bound(binding, None)
 
     @staticmethod
     def _replay_since(last: Seal | None, underived: Sequence[Seal]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -83,6 +83,14 @@ def bind(tick: Tick, read: Offsets, ends: Offsets, held: Mapping[LogPartition, i
 def after(read: Offsets, binding: Binding) -> dict[LogPartition, int]:
     """Where reading goes on after this binding."""
     return {**read, **{LogPartition(one.topic, one.partition): one.end for one in binding.ranges}}
+
+
+def rewound(read: Offsets, bindings: Sequence[Binding]) -> dict[LogPartition, int]:
+    """Where reading stood before the first of these bindings, the newest ones that there are."""
+    found = dict(read)
+    for one in (one for binding in reversed(bindings) for one in binding.ranges):
+        found[LogPartition(one.topic, one.partition)] = one.start
+    return {partition: start for partition, start in found.items() if start}
 
 
 class Barrier:
