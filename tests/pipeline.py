@@ -13,10 +13,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.recordings import Documents
+from tidegate.capture.log import LogReader
 from tidegate.catalog.sqlite import SqliteCatalog
+from tidegate.pipeline.known import remember
 from tidegate.pipeline.materialize import Materializer
 from tidegate.pipeline.project import FilesSource, Project, load
-from tidegate.pipeline.runner import Defined, catalog_of, define_all, remember_tables, remember_views, ticks_of
+from tidegate.pipeline.runner import Defined, catalog_of, define_all, ticks_of
 from tidegate.pipeline.sources import FilesFeed
 from tidegate.pipeline.ticks import TickDone, Ticks
 from tidegate.pipeline.verify import Verdict, verify
@@ -81,8 +83,7 @@ class Bench:
         self._feed.import_once()
         self._feed.check()
         self.defined: Defined = define_all(project, self._feed.tables(), spark)
-        remember_tables(self.catalog, self.defined.tables)
-        remember_views(self.catalog, self.defined.views)
+        remember(self.catalog, LogReader(project.state / "log"), self.defined.tables, self.defined.views)
         self.ticks: Ticks = ticks_of(project, spark, self.catalog, self.defined, partitions)
         self.ticks.recover()
         self._views = {view.name: view for view in self.defined.views}

@@ -33,6 +33,12 @@ def test_a_document_may_lose_zeros_behind_the_point_and_the_order_of_its_fields(
     assert same(VIEW, EXPECTED, with_scales(VIEW, found))
 
 
+@pytest.mark.parametrize("line", ['{"n":2}', '{"price":4.50,"n":2,"more":1}', "7", "null"])
+def test_a_document_with_other_fields_is_another_document(line: str) -> None:
+    found = b'{"id":1,"lines":[%s,{"price":11.00,"n":3}]}' % line.encode()
+    assert not same(VIEW, EXPECTED, with_scales(VIEW, found))
+
+
 @pytest.mark.parametrize("price", ["4.51", "4.505", "45", "4.5000000000000000000000000000000000000001", "null"])
 def test_a_document_with_another_number_is_another_document(price: str) -> None:
     found = b'{"id":1,"lines":[{"price":%s,"n":2},{"price":11.00,"n":3}]}' % price.encode()

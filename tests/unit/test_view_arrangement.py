@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import ProtocolViolation
 from tidegate.views import arrangement as module
-from tidegate.views.arrangement import Arrangement
+from tidegate.views.arrangement import AlreadyApplied, Arrangement
 
 
 def _fill(arrangement: Arrangement, tick: int, value: bytes = b"v") -> None:
@@ -54,7 +53,7 @@ def test_a_tick_that_is_applied_is_refused(tmp_path: Path) -> None:
     arrangement = Arrangement.open(tmp_path, "layout")
     _fill(arrangement, 3)
     for late in (2, 3):
-        with pytest.raises(ProtocolViolation, match="has applied tick 3"):
+        with pytest.raises(AlreadyApplied, match="has applied tick 3"):
             _fill(arrangement, late, b"w")
     assert arrangement.applied == 3
 

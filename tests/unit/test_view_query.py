@@ -59,6 +59,7 @@ REFUSED = {
     "SELECT id, COUNT(DISTINCT status) FROM orders GROUP BY id": ("1:12", "DISTINCT in an aggregate"),
     "SELECT id, ARRAY_AGG(status ORDER BY id) FROM orders GROUP BY id": ("1:12", "ORDER BY in an aggregate"),
     "SELECT id, COUNT(id, status) FROM orders GROUP BY id": ("1:12", "takes one value"),
+    "SELECT id, COUNT() FROM orders GROUP BY id": ("1:12", "an aggregate of nothing"),
     "SELECT id, SUM(COUNT(id)) FROM orders GROUP BY id": ("1:16", "an aggregate inside an aggregate"),
     "SELECT id, COUNT(*) OVER () FROM orders GROUP BY id": ("1:12", "window functions"),
     "SELECT id, (SELECT 1) FROM orders GROUP BY id": ("1:20", "a subquery is not supported"),

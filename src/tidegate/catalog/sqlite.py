@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,7 @@ class SqliteCatalog:
             last = connection.execute("SELECT derived FROM frontier").fetchone()[0]
             assert tick == last + 1, (tick, last)
             for one in files:
-                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(one))
+                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", self._file_values(one))
             self._put_applied(connection, applied)
             connection.execute("UPDATE frontier SET derived = ?", (tick,))
 
@@ -183,12 +184,12 @@ class SqliteCatalog:
 
     def files(self, collection: str, after: int, upto: int) -> list[HistoryFile]:
         query = f"SELECT {_FILE} FROM files WHERE collection = ? AND last > ? AND first <= ? ORDER BY first, path"
-        return [HistoryFile(*row) for row in self._rows(query, collection, after, upto)]
+        return [self._file(row) for row in self._rows(query, collection, after, upto)]
 
     def add_files(self, files: Sequence[HistoryFile], applied: Sequence[Applied]) -> None:
         with self._write() as connection:
             for one in files:
-                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(one))
+                connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", self._file_values(one))
             self._put_applied(connection, applied)
 
     @staticmethod
@@ -197,12 +198,24 @@ class SqliteCatalog:
             values = (part.collection, part.layout, part.partition, part.tick)
             connection.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?, ?)", values)
 
+    def _file(self, row: tuple[Any, ...]) -> HistoryFile:
+        """Paths are kept as seen from the catalog's folder: the state folder may be moved, or copied."""
+        collection, path, *rest = row
+        return HistoryFile(collection, str(self._path.parent / path), *rest)
+
+    def _file_values(self, one: HistoryFile) -> tuple[Any, ...]:
+        path = self._kept_path(one.path)
+        return (one.collection, path, one.first, one.last, one.rows, one.size_bytes, one.merges)
+
+    def _kept_path(self, path: str) -> str:
+        return os.path.relpath(path, self._path.parent)
+
     def replace(self, old: Sequence[HistoryFile], new: HistoryFile) -> None:
         with self._write() as connection:
             for one in old:
-                gone = connection.execute("DELETE FROM files WHERE path = ?", (one.path,)).rowcount
+                gone = connection.execute("DELETE FROM files WHERE path = ?", (self._kept_path(one.path),)).rowcount
                 assert gone == 1, one
-            connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", _file_values(new))
+            connection.execute(f"INSERT INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?, ?)", self._file_values(new))
 
     # --- recovery log
 
@@ -274,7 +287,3 @@ def _seal_values(seal: Seal) -> tuple[Any, ...]:
         seal.needed_since,
         seal.transactions,
     )
-
-
-def _file_values(one: HistoryFile) -> tuple[Any, ...]:
-    return (one.collection, one.path, one.first, one.last, one.rows, one.size_bytes, one.merges)

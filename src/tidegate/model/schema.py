@@ -108,9 +108,9 @@ class TableSchema:
         return tuple(self.column(name) for name in self.key)
 
     def only(self, names: Container[str]) -> TableSchema:
-        """The table without its other columns, key columns excepted."""
+        """The table without its other columns, key columns excepted; the rest in the order of their names."""
         wanted = (column for column in self.columns if column.name in names or column.name in self.key)
-        return TableSchema(self.name, self.topic, self.key, tuple(wanted))
+        return TableSchema(self.name, self.topic, self.key, tuple(sorted(wanted, key=lambda column: column.name)))
 
     @property
     def ddl(self) -> str:

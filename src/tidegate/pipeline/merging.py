@@ -13,11 +13,39 @@ from tidegate.catalog.contract import Catalog, HistoryFile
 from tidegate.collections.history import folder_of
 from tidegate.crash_points import reach
 from tidegate.pipeline import tasks
+from tidegate.spark.jobs import Jobs
 
-FAN_IN = 32  # so many files of one size become one of the next
+FAN_IN = 32  # the files of so many ticks, merged equally often, become one
 LARGEST_BYTES = 256 << 20
 EVERY_TICKS = 16
-KEPT_SECONDS = 120.0  # so long a reader may go on with a list of files that it has taken before a merge
+KEPT_SECONDS = 300.0  # so long a reader may go on with a list of files that it has taken before a merge
+
+
+def next_merge(files: Sequence[HistoryFile], fan_in: int) -> list[HistoryFile]:
+    """The oldest files that were merged equally often, of whole ticks; none where there are too few."""
+    ticks: dict[tuple[int, int], list[HistoryFile]] = {}
+    for one in files:
+        ticks.setdefault((one.merges, one.first), []).append(one)
+    small = sorted(place for place, of_tick in ticks.items() if _bytes(of_tick) < LARGEST_BYTES // 2)
+    for level in sorted({merges for merges, _ in small}):
+        alike = [place for place in small if place[0] == level]
+        if len(alike) >= fan_in:
+            return _up_to_the_largest([ticks[place] for place in alike[:fan_in]])
+    return []
+
+
+def _bytes(files: Sequence[HistoryFile]) -> int:
+    return sum(one.size_bytes for one in files)
+
+
+def _up_to_the_largest(ticks: Sequence[Sequence[HistoryFile]]) -> list[HistoryFile]:
+    """Two ticks at least: each is smaller than half."""
+    taken: list[HistoryFile] = []
+    for of_tick in ticks:
+        if _bytes(taken) + _bytes(of_tick) > LARGEST_BYTES:
+            break
+        taken += sorted(of_tick, key=lambda one: one.path)
+    return taken
 
 
 class Merging:
@@ -32,7 +60,7 @@ class Merging:
         now: Callable[[], float] = time.time,
         fan_in: int = FAN_IN,
     ) -> None:
-        self._context, self._catalog, self._state, self._collections = context, catalog, state, collections
+        self._jobs, self._catalog, self._state, self._collections = Jobs(context), catalog, state, collections
         self._now, self._fan_in = now, fan_in
         self._merged_away: list[Path] = []
         self._find_unlisted()
@@ -42,36 +70,27 @@ class Merging:
             self.merge()
 
     def merge(self) -> None:
-        """One pass: a job of one task for each collection that has enough files of one size."""
+        """Merges until no collection has enough files of one size: a job of one task for each collection that has."""
         self._remove_merged_away()
-        chosen = [files for name in self._collections if (files := self._chosen(name))]
-        if not chosen:
-            return
+        while chosen := [files for files in map(self._next, self._collections) if files]:
+            self._merge(chosen)
+
+    def _next(self, collection: str) -> list[HistoryFile]:
+        return next_merge(self._listed(collection), self._fan_in)
+
+    def _listed(self, collection: str) -> list[HistoryFile]:
+        return self._catalog.files(collection, -1, self._catalog.derived())
+
+    def _merge(self, chosen: Sequence[Sequence[HistoryFile]]) -> None:
         parts = [(str(self._target(files)), tuple(one.path for one in files)) for files in chosen]
-        done = self._context.parallelize(parts, len(parts)).mapPartitions(tasks.merge).collect()
+        done = self._jobs.run(parts, tasks.merge)
         reach("merged")
         sizes = {path: (rows, size_bytes) for path, rows, size_bytes in done}
         for files, (path, _) in zip(chosen, parts, strict=True):
-            rows, size_bytes = sizes[path]
-            merged = HistoryFile(
-                files[0].collection, path, files[0].first, files[-1].last, rows, size_bytes, files[0].merges + 1
-            )
+            first, last = files[0], files[-1]
+            merged = HistoryFile(first.collection, path, first.first, last.last, *sizes[path], first.merges + 1)
             self._catalog.replace(files, merged)
             self._put_away([Path(one.path) for one in files])
-
-    def _chosen(self, collection: str) -> list[HistoryFile]:
-        """The oldest files that were merged equally often, if there are enough, whole ticks only."""
-        files = [
-            one
-            for one in self._catalog.files(collection, -1, self._catalog.derived())
-            if one.size_bytes < LARGEST_BYTES
-        ]
-        for merges in sorted({one.merges for one in files}):
-            alike = [one for one in files if one.merges == merges]
-            if len(alike) >= self._fan_in:
-                last = alike[self._fan_in - 1].last
-                return sorted((one for one in alike if one.last <= last), key=lambda one: (one.first, one.path))
-        return []
 
     def _target(self, files: Sequence[HistoryFile]) -> Path:
         first, last, merges = files[0].first, max(one.last for one in files), files[0].merges + 1
@@ -84,8 +103,12 @@ class Merging:
         self._merged_away += paths
 
     def _remove_merged_away(self) -> None:
+        """A file that is listed is none of these: a merge that a crash has cut off is repeated under the same name."""
+        listed = {one.path for name in self._collections for one in self._listed(name)}
         kept = []
         for path in self._merged_away:
+            if str(path) in listed:
+                continue
             if path.exists() and self._now() - path.stat().st_mtime < KEPT_SECONDS:
                 kept.append(path)
             else:
@@ -96,7 +119,7 @@ class Merging:
         """What earlier runs have merged away, or left between a merge and its listing; not the tick under way."""
         derived = self._catalog.derived()
         for name in self._collections:
-            listed = {Path(one.path).name for one in self._catalog.files(name, -1, derived)}
+            listed = {Path(one.path).name for one in self._listed(name)}
             folder = folder_of(self._state, name)
             for path in folder.iterdir() if folder.is_dir() else ():
                 begun = path.name.split("-")[0].isdigit() and int(path.name.split("-")[0]) > derived

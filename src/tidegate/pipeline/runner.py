@@ -8,15 +8,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from pyspark.sql import SparkSession
 
+from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, FixConfiguration, UnknownColumn
-from tidegate.model.schema import Column, TableSchema, parse_type
+from tidegate.errors import DefinitelyNotDone, UnknownColumn
+from tidegate.model.schema import TableSchema
+from tidegate.pipeline.known import news, remember, with_remembered
 from tidegate.pipeline.materialize import Delivered, Materializer
 from tidegate.pipeline.merging import Merging
 from tidegate.pipeline.project import Project
@@ -25,7 +27,6 @@ from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
 from tidegate.spark.session import spark_session, stop_session
 from tidegate.views.definition import ViewDefinition, define
-from tidegate.views.query import says_the_same
 
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
@@ -86,75 +87,8 @@ def ticks_of(
     )
 
 
-# --- what was there before must still mean the same
-
-
-def remember_tables(catalog: Catalog, tables: Sequence[TableSchema]) -> None:
-    """Keeps each table's schema; a column may be added, nothing else may change once something is sealed."""
-    is_begun = catalog.last_seal() is not None
-    for table in tables:
-        known = catalog.setting(f"table:{table.name}")
-        if known is not None and is_begun:
-            _require_compatible(_table_of(known), table)
-        catalog.set(f"table:{table.name}", _text_of(table))
-
-
-def remembered_tables(catalog: Catalog) -> tuple[TableSchema, ...]:
-    return tuple(_table_of(text) for text in catalog.settings("table:").values())
-
-
-def _text_of(table: TableSchema) -> str:
-    columns = {column.name: column.type.ddl for column in table.columns}
-    return json.dumps({"name": table.name, "topic": table.topic, "key": table.key, "columns": columns})
-
-
-def _table_of(text: str) -> TableSchema:
-    found = json.loads(text)
-    columns = tuple(Column(name, parse_type(ddl)) for name, ddl in found["columns"].items())
-    return TableSchema(found["name"], found["topic"], tuple(found["key"]), columns)
-
-
-def _require_compatible(known: TableSchema, now: TableSchema) -> None:
-    before = {column.name: column.type.ddl for column in known.columns}
-    after = {column.name: column.type.ddl for column in now.columns}
-    changed = [name for name in before if after.get(name) != before[name]]
-    if known.key != now.key or known.topic != now.topic or changed:
-        what = f"column {changed[0]}" if changed else "its key or topic"
-        raise FixConfiguration(
-            f'table "{now.name}" has changed ({what}) since the state folder was begun',
-            remedy="Undo the change, or begin with a new state folder (`state:`) and new destination tables.",
-        )
-
-
-def remember_views(catalog: Catalog, views: Sequence[ViewDefinition]) -> None:
-    is_begun = catalog.last_seal() is not None
-    for view in views:
-        known = catalog.setting(f"view:{view.name}")
-        if is_begun and known is not None and not says_the_same(known, view.sql):
-            raise FixConfiguration(
-                f'view "{view.name}" has changed since it was first run',
-                remedy="Undo the change, or save it under another name (a new view is filled from history).",
-            )
-        catalog.set(f"view:{view.name}", view.sql)
-
-
-def with_remembered(catalog: Catalog, tables: Sequence[TableSchema]) -> tuple[TableSchema, ...]:
-    """Tables as the server has them, with columns that they had before: older records still have those."""
-    before = {table.name: table for table in remembered_tables(catalog)}
-    return tuple(_united(table, before.get(table.name)) for table in tables)
-
-
-def _united(now: TableSchema, before: TableSchema | None) -> TableSchema:
-    if before is None or now.left_out is None:
-        return now
-    names = {column.name for column in now.columns}
-    gone = tuple(column for column in before.columns if column.name not in names)
-    left_out = tuple(name for name in now.left_out if name not in {column.name for column in gone})
-    return replace(now, columns=(*now.columns, *gone), left_out=left_out)
-
-
 @dataclass(frozen=True)
-class Learning:
+class Pipeline:
     """Asks what the tables look like, and asks again when a record shows that they have changed."""
 
     project: Project
@@ -166,10 +100,11 @@ class Learning:
     def begin(self) -> tuple[Defined, Ticks]:
         """Everything is where the catalog says it is, over the tables as they are now."""
         while True:
-            defined = define_all(self.project, with_remembered(self.catalog, self.feed.tables()), self.spark)
-            self._say_what_is_new(defined.tables)
-            remember_tables(self.catalog, defined.tables)
-            remember_views(self.catalog, defined.views)
+            found = self.feed.tables()
+            defined = define_all(self.project, with_remembered(self.catalog, found), self.spark)
+            for note in news(self.catalog, found, defined.tables, defined.views):
+                self.watcher.said(f"note: {note}")
+            remember(self.catalog, LogReader(self.project.state / "log"), defined.tables, defined.views)
             ticks = ticks_of(self.project, self.spark, self.catalog, defined)
             try:
                 ticks.recover()
@@ -177,14 +112,6 @@ class Learning:
                 self.feed.met(error.table, error.column)
             else:
                 return defined, ticks
-
-    def _say_what_is_new(self, tables: Sequence[TableSchema]) -> None:
-        before = {table.name: table for table in remembered_tables(self.catalog)}
-        for table in tables:
-            known = {column.name for column in before.get(table.name, table).columns}
-            for column in table.columns:
-                if column.name not in known:
-                    self.watcher.said(f'note: table "{table.name}" has a new column: {column.name} {column.type.ddl}')
 
 
 # --- the run
@@ -216,7 +143,7 @@ class Run:
                 self._watcher.said(f"note: {warning}")
             spark = session(self._project)
             stack.callback(stop_session, spark)
-            pipeline = Learning(self._project, catalog, feed, spark, self._watcher)
+            pipeline = Pipeline(self._project, catalog, feed, spark, self._watcher)
             defined, begun = pipeline.begin()
             ticks: Ticks | None = begun
             stack.callback(self._stop_materializers)
@@ -228,7 +155,7 @@ class Run:
                 ticks = self._loop_until_a_new_column(catalog, feed, ticks, merging, pipeline)
 
     def _loop_until_a_new_column(
-        self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Learning
+        self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Pipeline
     ) -> Ticks | None:
         """None when all is done; else ticks that know the column."""
         try:

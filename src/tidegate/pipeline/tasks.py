@@ -7,7 +7,9 @@ has applied the tick finds there what it put out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from tidegate.crash_points import reach
 from tidegate.model.key import key_hash
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Written
 from tidegate.spark.failures import carrying_errors
-from tidegate.views.arrangement import Arrangement
+from tidegate.views.arrangement import AlreadyApplied, Arrangement
 from tidegate.views.kernel import compiled
 
 Blob = tuple[int, tuple[str, bytes]]  # target partition, (collection, content)
@@ -89,7 +91,7 @@ def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) ->
         pa.array(events.keys, pa.binary()),
         pa.array(events.cells, pa.binary()),
     ]
-    draft = path.with_name(f".{path.name}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, _PENDING) as writer:
@@ -176,16 +178,16 @@ def _follow_table(work: Derivation, table: str, partition: int, parts: Sequence[
     layout, tick = work.layout, work.sealed.tick
     arrangement = Arrangement.open(layout.arrangement(table, partition), layout.name)
     path = history.tick_file(layout.state, table, tick, layout.name, partition)
-    if arrangement.applied >= tick:
-        written = history.read([str(path)], tick - 1, tick) if path.exists() else history.SCHEMA.empty_table()
-        return [update for _, update in history.updates(written)]
-    events = _in_order(parts, work.sealed.snapshots)
-    with arrangement.write(tick) as rows:
-        updates = follow(table, rows, events)
-        if updates:
-            history.write(path, history.as_table(updates, tick))
-            reach("table-history-written")
-    return updates
+    if arrangement.applied < tick:
+        events = _in_order(parts, work.sealed.snapshots)
+        with suppress(AlreadyApplied), arrangement.write(tick) as rows:
+            updates = follow(table, rows, events)
+            if updates:
+                history.write(path, history.as_table(updates, tick))
+                reach("table-history-written")
+            return updates
+    written = history.read([str(path)], tick - 1, tick) if path.exists() else history.SCHEMA.empty_table()
+    return [update for _, update in history.updates(written)]
 
 
 def _in_order(parts: Sequence[bytes], snapshots: Sequence[int]) -> list[Event]:
@@ -257,18 +259,18 @@ def _fold_view(work: Derivation, view: str, partition: int, changes: list[Any]) 
     layout, tick = work.layout, work.sealed.tick
     arrangement = Arrangement.open(layout.arrangement(view, partition), view_layout(work, view))
     path = history.tick_file(layout.state, view, tick, layout.name, partition)
-    if arrangement.applied >= tick:
-        rows = pq.read_metadata(path).num_rows if path.exists() else 0
-        return Written(view, partition, str(path) if rows else None, rows, path.stat().st_size if rows else 0)
-    plan = next(one.plan for one in work.views if one.name == view)
-    position = work.sealed.last_position
-    with arrangement.write(tick):
-        outputs = compiled(plan).fold(arrangement, tick, changes)
-        updates = [update for output in outputs for update in _output_updates(position, *output)]
-        if updates:
-            history.write(path, history.as_table(updates, tick))
-            reach("view-history-written")
-    return _written(work, view, partition, updates)[1]
+    if arrangement.applied < tick:
+        plan = next(one.plan for one in work.views if one.name == view)
+        with suppress(AlreadyApplied), arrangement.write(tick):
+            outputs = compiled(plan).fold(arrangement, tick, changes)
+            position = work.sealed.last_position
+            updates = [update for output in outputs for update in _output_updates(position, *output)]
+            if updates:
+                history.write(path, history.as_table(updates, tick))
+                reach("view-history-written")
+            return _written(work, view, partition, updates)[1]
+    rows = pq.read_metadata(path).num_rows if path.exists() else 0
+    return Written(view, partition, str(path) if rows else None, rows, path.stat().st_size if rows else 0)
 
 
 def _output_updates(position: int, key: bytes, old: bytes | None, new: bytes | None) -> Iterator[history.Update]:

@@ -25,15 +25,14 @@ from tidegate.capture.sealing import (
 )
 from tidegate.catalog.contract import Applied, Catalog, HistoryFile, Seal
 from tidegate.crash_points import reach
-from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Sealed, ViewWork, Written
-from tidegate.spark.failures import carried
+from tidegate.spark.jobs import Jobs
 from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
 
 CHUNK_EVENTS = 50_000
-ATTEMPTS = 3
 _TRANSACTIONS = pa.schema(
     [
         ("position", pa.int64()),
@@ -88,7 +87,12 @@ class Ticks:
         views: Sequence[ViewWork],
         max_events: int,
     ) -> None:
-        self._context, self._catalog, self._layout, self._topics = context, catalog, layout, topics
+        self._jobs, self._catalog, self._layout, self._topics = (
+            Jobs(context, layout.partitions),
+            catalog,
+            layout,
+            topics,
+        )
         self._tables, self._views, self._max_events = tuple(tables), tuple(views), max_events
         self._by_topic = {table.topic: table for table in tables}
         self._reader = LogReader(layout.log)
@@ -183,7 +187,7 @@ class Ticks:
 
     def _ingest(self, chunks: Sequence[Chunk]) -> list[Ingested]:
         weights = [one.range.end - one.range.start for one in chunks]
-        return self._spark(balanced(chunks, weights, self._parallelism), partial(tasks.ingest, self._layout))
+        return self._jobs.run(balanced(chunks, weights, self._jobs.parallelism), partial(tasks.ingest, self._layout))
 
     def _facts(self, binding: Binding, seen: Sequence[Ingested]) -> TickFacts:
         streamed = ((one.chunk.range.topic, one.chunk.range.partition) for one in seen if one.streamed)
@@ -250,9 +254,9 @@ class Ticks:
         work = self._work(Sealed(tick, snapshots, sealed[-1].position))
         files = [file for needed in sorted({t for one in sealed for t in one.ticks}) for file in self._pending[needed]]
         sizes = [Path(path).stat().st_size for _, path in files]
-        loads = balanced(files, sizes, self._parallelism) or [[]]
+        loads = balanced(files, sizes, self._jobs.parallelism) or [[]]
         shuffled = (partial(tasks.follow_tables, work), partial(tasks.fold_views, work))
-        return self._spark(loads, partial(tasks.spread, work, positions), *shuffled)
+        return self._jobs.run(loads, partial(tasks.spread, work, positions), *shuffled)
 
     def _applied(self, written: Sequence[Written], tick: int) -> list[Applied]:
         return [Applied(one.collection, self._layout.name, one.partition, tick) for one in written]
@@ -266,29 +270,6 @@ class Ticks:
         for tick in [tick for tick in self._pending if needed is None or tick < needed]:
             for _, path in self._pending.pop(tick):
                 Path(path).unlink(missing_ok=True)
-
-    @property
-    def _parallelism(self) -> int:
-        return self._context.defaultParallelism
-
-    def _spark(self, loads: Sequence[Any], first: Callable[..., Any], *shuffled: Callable[..., Any]) -> list[Any]:
-        """Runs a job: `first` over the loads, each further step after a shuffle by partition.
-
-        A job may be repeated at will; our own errors end it, a lost worker or executor does not.
-        """
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                rdd = self._context.parallelize(loads, len(loads)).mapPartitions(first)
-                for step in shuffled:
-                    rdd = rdd.partitionBy(self._layout.partitions, _identity).mapPartitions(step)
-                return rdd.collect()
-            except Exception as failure:  # py4j's own errors: Spark says nothing more exact
-                error = carried(failure)
-                if error is not None:
-                    raise error from None
-                if attempt == ATTEMPTS:
-                    raise _failed(failure) from failure
-        raise AssertionError("unreachable")
 
     # --- after a restart
 
@@ -346,7 +327,9 @@ class Ticks:
                 for partition in range(self._layout.partitions)
             ]
             work = self._work(Sealed(derived, (), 0))
-            rebuilt = self._spark(balanced(parts, [1] * len(parts), self._parallelism), partial(tasks.rebuild, work))
+            rebuilt = self._jobs.run(
+                balanced(parts, [1] * len(parts), self._jobs.parallelism), partial(tasks.rebuild, work)
+            )
             self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
         self._catalog.set("layout", layout)
 
@@ -409,22 +392,6 @@ def _pieces(one: OffsetRange) -> list[OffsetRange]:
 
 def _files(written: Sequence[Written], tick: int) -> list[HistoryFile]:
     return [HistoryFile(one.collection, one.path, tick, tick, one.rows, one.size_bytes) for one in written if one.path]
-
-
-def _failed(failure: Exception) -> DefinitelyNotDone:
-    return DefinitelyNotDone(
-        f"a Spark job failed {ATTEMPTS} times: {_first_line(failure)}",
-        remedy="Look at Spark's log for the cause; then run again. Nothing is lost.",
-    )
-
-
-def _identity(partition: int) -> int:
-    return partition
-
-
-def _first_line(failure: Exception) -> str:
-    lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
-    return next((line for line in lines if "Error" in line or "Exception" in line), lines[0] if lines else "")[:300]
 
 
 def _rows_seen(ingested: Ingested) -> list[RowsSeen]:

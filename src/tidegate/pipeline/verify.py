@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.catalog.contract import Catalog
 from tidegate.destinations.registry import destination
-from tidegate.errors import DefinitelyNotDone
+from tidegate.errors import DefinitelyNotDone, ProtocolViolation
 from tidegate.model.cell import encode_json
 from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import TableSchema
@@ -78,8 +78,21 @@ def verify(
             remedy="Bring the state folder's newest copy back, or run `tidegate run` again.",
         )
     frames = {name: table_at(spark, catalog, table, tick) for name, table in tables.items()}
-    expected = dict(canonical_rows(definition, recompute(spark, definition, frames)))
+    expected = _by_key(definition, canonical_rows(definition, recompute(spark, definition, frames)))
     return _verdict(definition, spec.name, tick, expected, found)
+
+
+def _by_key(definition: ViewDefinition, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[KeyBytes, bytes]:
+    found: dict[KeyBytes, bytes] = {}
+    for key, cell in rows:
+        if key in found:
+            raise ProtocolViolation(
+                f'view "{definition.name}": two rows have the key {_shown_key(definition, cell)}:'
+                f" {found[key].decode()} and {cell.decode()}",
+                remedy="The key was inferred wrongly: this is a bug, please report it with the view.",
+            )
+        found[key] = cell
+    return found
 
 
 def _found(

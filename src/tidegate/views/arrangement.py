@@ -15,7 +15,7 @@ from typing import Any
 
 import lmdb
 
-from tidegate.errors import DefinitelyNotDone, ProtocolViolation
+from tidegate.errors import DefinitelyNotDone
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ROWS, _TICK, _LAYOUT = b"rows", b"tick", b"layout"  # in the main database: that of the rows by name, and our marks
@@ -25,6 +25,10 @@ _FIRST_MAP_BYTES = 1 << 30
 _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError, lmdb.PageNotFoundError)
 
 Entry = tuple[bytes, bytes]
+
+
+class AlreadyApplied(Exception):
+    """Another attempt of the same task has applied the tick: its output stands, and this one writes nothing."""
 
 
 def _boot_id() -> str:
@@ -232,10 +236,7 @@ class Arrangement:
         value = transaction._transaction.get(_TICK)
         applied = int.from_bytes(value, "big", signed=True) if value is not None else -1
         if transaction.tick <= applied:
-            raise ProtocolViolation(
-                f"the arrangement in {self.folder} has applied tick {applied}, so tick {transaction.tick} is too late",
-                remedy="Ask `applied` first and skip such a tick; this is a bug, please report it.",
-            )
+            raise AlreadyApplied(f"{self.folder} has applied tick {applied}, so tick {transaction.tick} is too late")
 
     def reset(self) -> None:
         """Empties it: nothing is in it and no tick is applied."""

@@ -207,6 +207,8 @@ class _Builder:
         call, tests = (node.this, self._tests(node)) if isinstance(node, exp.Filter) else (node, ())
         inner = _Builder(self.query, self.type_of, self.column, per_row=True)
         inner._refuse_modifiers(call)
+        if call.this is None:
+            self._refuse("an aggregate of nothing", "Write COUNT(*), or name a column.", call)
         if isinstance(call, exp.Count):
             operand: Expression = Constant("1", ValueType("int"))
             if not isinstance(call.this, exp.Star):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from struct import Struct as PackedBytes
 from typing import TYPE_CHECKING, Any
 
 from tidegate.model.cell import Cell, encode_json
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _EXACT = Context(prec=200)
+_SINGLE = PackedBytes("f")
+
+
+class _OtherFields(Exception):
+    """A document has not the fields that its type has."""
 
 
 def recompute(spark: SparkSession, definition: ViewDefinition, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -52,14 +59,18 @@ def same(definition: ViewDefinition, left: Cell | None, right: Cell | None) -> b
     """Whether two cells hold one row: decimals with their scale, floats by value, arrays in any order SQL allows."""
     if left is None or right is None:
         return left is right
-    return _comparable(definition, left) == _comparable(definition, right)
+    try:
+        return _comparable(definition, left) == _comparable(definition, right)
+    except _OtherFields:
+        return False
 
 
 def with_scales(definition: ViewDefinition, cell: Cell) -> Cell:
     """The cell with every decimal in its type's scale: in a document that a destination returns, 4.50 may be 4.5."""
     values = _decoded(cell)
     for output in definition.plan.outputs:
-        values[output.name] = _mapped(values[output.name], output.expression.type, _scaled)
+        with suppress(_OtherFields):  # as it is: `same` will find the difference
+            values[output.name] = _mapped(values[output.name], output.expression.type, _scaled)
     return encode_json(values)
 
 
@@ -109,6 +120,8 @@ def _mapped(value: Any, type_: ValueType, leaf: Callable[[Any, ValueType], Any])
     if type_.element:
         return [_mapped(item, type_.element, leaf) for item in value]
     if type_.fields:
+        if not isinstance(value, dict) or value.keys() != {name for name, _ in type_.fields}:
+            raise _OtherFields
         return {name: _mapped(value[name], inner, leaf) for name, inner in type_.fields}
     return leaf(value, type_)
 
@@ -137,6 +150,6 @@ def _by_value(value: Any, type_: ValueType) -> Any:
 def _compared(value: Any, type_: ValueType) -> Any:
     if type_.kind == "decimal":
         return str(value if isinstance(value, Decimal) else Decimal(value))
-    if type_.kind in ("float", "double"):
-        return float(value) + 0.0 if not isinstance(value, str) else value
+    if type_.kind in ("float", "double") and not isinstance(value, str):
+        return (_SINGLE.unpack(_SINGLE.pack(value))[0] if type_.kind == "float" else float(value)) + 0.0
     return datetime.fromisoformat(value).isoformat() if type_.kind in ("timestamp", "timestamp_ntz") else value
