@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tidegate.capture import server_check
 from tidegate.capture.debezium import RowEvents, row_decoder
 from tidegate.capture.log import LogReader
 from tidegate.errors import BadRecord, FixConfiguration
 from tidegate.model.key import encode_key
-from tidegate.model.schema import TableSchema
+from tidegate.model.schema import Column, TableSchema, parse_type
 from tidegate.pipeline.project import FilesSource, Project, load
 from tidegate.pipeline.sources import FilesFeed, check_source, source
 
@@ -268,3 +269,24 @@ def test_a_live_feed_awaits_the_rest_of_a_line_and_one_until_idle_refuses_it(tmp
     feed.stop()
     with pytest.raises(BadRecord, match="line 3: Input data was truncated"):
         check_source(project)
+
+
+# --- tables of a server
+
+
+def test_tables_of_a_postgres_source_send_decimals_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (Column("id", parse_type("int")), Column("price", parse_type("decimal(10,0)")))
+    names = ("items", "others")
+    discovered = [TableSchema(name, f"tidegate.public.{name}", ("id",), columns) for name in names]
+    monkeypatch.setattr(server_check, "discover", lambda dsn, tables, topic_prefix: discovered)
+    project_of(tmp_path)
+    (tmp_path / "tidegate.yaml").write_text(
+        "name: shop\nsource: {kind: postgres, dsn: here, tables: [items, others]}\n"
+        'tables: {items: {key: [id], columns: {id: int, price: "decimal(10,0)"}}}\n'
+    )
+    tables = source(load(tmp_path), is_live=True).tables()
+    assert [table.decimals for table in tables] == ["text", "text"]
+    for table in tables:
+        events = RowEvents()
+        row_decoder(table).decode(events, [json.dumps(event({"id": 1, "price": "1000"})).encode()], "t", 0, 0)
+        assert events.cells == [b'{"id":1,"price":1000}']
