@@ -195,7 +195,7 @@ def test_a_value_that_comes_later_and_does_not_fit_takes_nothing_away(recorded: 
     recorded.write(recorded.second, [line.replace('"8.25"', '"123.45"') for line in recorded.rest])
     said = (
         'error: topic shop.public.order_lines, partition 0, offset 9: the record does not fit table "order_lines":'
-        f" 123.45 has more than 2 digits before the point\n  remedy: {RECORD_REMEDY}\n"
+        f' column "price": 123.45 has more than 2 digits before the point\n  remedy: {RECORD_REMEDY}\n'
     )
     assert recorded.refused() == said
     assert recorded.documents() == AFTER_THREE
@@ -277,6 +277,30 @@ def test_a_transaction_topic_with_two_partitions_is_refused(recorded: Recorded) 
     assert recorded.refused("check") == said
     assert recorded.refused() == said
     recorded.write(recorded.second, recorded.rest)
+    recorded.goes_on()
+
+
+@pytest.mark.parametrize("topic", ["shop.public.order_lines", "shop.transaction"])
+def test_a_topic_that_is_compacted_is_refused(recorded: Recorded, topic: str) -> None:
+    facts = json.dumps({"topic": topic, "config": {"cleanup.policy": "compact"}})
+    recorded.write(recorded.second, [facts, *recorded.rest])
+    said = (
+        f"error: events/2.jsonl: topic {topic} has cleanup.policy=compact: compaction removes events that END has"
+        " counted\n  remedy: Set cleanup.policy=delete for this topic, and take a new snapshot.\n"
+    )
+    assert recorded.refused("check") == said
+    assert recorded.refused() == said
+    recorded.write(recorded.second, [facts.replace("compact", "delete"), *recorded.rest])
+    recorded.goes_on()
+
+
+def test_a_prefix_that_no_topic_has_is_refused(recorded: Recorded) -> None:
+    recorded.change("topic_prefix: shop", "topic_prefix: ship")
+    said = recorded.refused("check")
+    assert said.startswith('error: no record has a topic that begins with "ship."; there are shop.public.order_lines, ')
+    assert said.endswith("Set source.topic_prefix in tidegate.yaml to the connector's topic.prefix.\n")
+    assert recorded.refused() == said
+    recorded.change("topic_prefix: ship", "topic_prefix: shop")
     recorded.goes_on()
 
 

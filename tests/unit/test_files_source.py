@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from tidegate.capture.files import ImportResult, import_files
+from tidegate.capture import files
+from tidegate.capture.files import FilesImport, ImportResult, import_files
 from tidegate.capture.log import LogReader, LogWriter, Record
 from tidegate.capture.murmur2 import partition_for
 from tidegate.capture.topic_facts import TopicFacts, check_topic
@@ -149,6 +152,111 @@ def test_a_topic_that_is_refused_keeps_the_whole_block_out_of_the_log(tmp_path: 
     ):
         import_files(str(file), writer, lambda topic: 1, check)
     assert contents(tmp_path / "log") == {}
+
+
+def looking(pattern: Path, *, is_live: bool = True, stop_after: int | None = None) -> FilesImport:
+    """An import that is told to stop when it has been asked so many times."""
+    asked = iter(range(1_000_000))
+    return FilesImport(
+        str(pattern),
+        lambda topic: 1,
+        lambda facts: None,
+        is_live,
+        lambda: stop_after is not None and next(asked) >= stop_after,
+    )
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    real = files._opened
+
+    def noted(path: Path) -> AbstractContextManager[BinaryIO]:
+        opened.append(path)
+        return real(path)
+
+    monkeypatch.setattr(files, "_opened", noted)
+    (tmp_path / "a.jsonl").write_text(line(0))
+    (tmp_path / "b.jsonl").write_text(line(1))
+    importing = looking(tmp_path / "*.jsonl")
+    with LogWriter(tmp_path / "log") as writer:
+        assert [importing.look(writer).records for _ in range(3)] == [2, 0, 0]
+        with (tmp_path / "b.jsonl").open("a") as more:
+            more.write(line(2))
+        assert importing.look(writer).records == 1
+    assert [path.name for path in opened] == ["a.jsonl", "b.jsonl", "b.jsonl"]
+    assert numbers(tmp_path / "log") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_while_live_a_file_that_is_still_being_written_is_awaited(tmp_path: Path, is_gzip: bool) -> None:
+    whole = (line(0) + line(1)).encode()
+    whole, cut = (gzip.compress(whole), -9) if is_gzip else (whole, -20)
+    file, importing = tmp_path / "a.jsonl", looking(tmp_path / "a.jsonl")
+    file.write_bytes(whole[:cut])
+    with LogWriter(tmp_path / "log") as writer:
+        assert importing.look(writer).records <= 1
+        assert importing.look(writer).records == 0
+        file.write_bytes(whole)
+        importing.look(writer)
+    assert numbers(tmp_path / "log") == [0, 1]
+
+
+def test_while_live_a_broken_line_with_its_newline_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line(0) + line(1)[:-20] + "\n")
+    with LogWriter(tmp_path / "log") as writer, pytest.raises(BadRecord, match=r"a\.jsonl, line 2: "):
+        looking(tmp_path / "a.jsonl").look(writer)
+
+
+def test_a_line_that_is_cut_off_is_refused_where_nobody_waits(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(line(0) + line(1)[:-20])
+    with pytest.raises(BadRecord, match=r"a\.jsonl, line 2: "):
+        run_import(tmp_path / "a.jsonl", tmp_path / "log")
+    assert numbers(tmp_path / "log") == [0]
+
+
+def test_an_import_that_is_to_stop_ends_between_two_blocks_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 100)
+    (tmp_path / "a.jsonl").write_text("".join(map(line, range(100))))
+    with LogWriter(tmp_path / "log") as writer:
+        taken = looking(tmp_path / "a.jsonl", stop_after=3).look(writer).records
+        assert 0 < taken < 20
+        assert looking(tmp_path / "a.jsonl", stop_after=2).look(writer).records == 0  # while it reads what it has
+        assert looking(tmp_path / "a.jsonl").look(writer).records == 100 - taken
+    assert numbers(tmp_path / "log") == list(range(100))
+
+
+def test_a_line_may_state_facts_of_a_topic_and_is_no_record(tmp_path: Path) -> None:
+    told: list[TopicFacts] = []
+    facts = (
+        '{"topic":"t","config":{"cleanup.policy":"compact,delete","retention.ms":"-1"}}\n{"topic":"u","config":{}}\n'
+    )
+    (tmp_path / "a.jsonl").write_text(line(0) + facts + line(1))
+    with LogWriter(tmp_path / "log") as writer:
+        assert import_files(str(tmp_path / "a.jsonl"), writer, lambda topic: 3, told.append).records == 2
+    assert numbers(tmp_path / "log") == [0, 1]
+    by = str(tmp_path / "a.jsonl")
+    assert told == [
+        TopicFacts(by, "t", 3, "compact,delete"),
+        TopicFacts(by, "u", 3, "delete"),
+        TopicFacts(by, "t", 1),
+    ]
+    assert list(contents(tmp_path / "log")) == [("t", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"topic":"t","config":{},"value":null}', "a record's `value` or a topic's `config`, not both"),
+        ('{"topic":"t","config":{"cleanup.policy":1}}', "Expected `str`, got `int`"),
+        ('{"topic":"t","key":null}', "missing required field `value`"),
+    ],
+)
+def test_a_line_that_is_neither_record_nor_facts_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(BadRecord, match=why):
+        run_import(tmp_path / "a.jsonl", tmp_path / "log")
 
 
 def test_no_file_at_all_is_a_mistake(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_transaction_topic_with_two_partitions_is_refused() -> None:
 
 
 @pytest.mark.parametrize("topic", ["shop.public.orders", "shop.transaction"])
-@pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete,compact"])
+@pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
 def test_a_compacted_topic_is_refused(topic: str, policy: str) -> None:
     error = refusal(TopicFacts("broker:9092", topic, 1, policy))
     assert error.message == (

@@ -16,7 +16,7 @@ from tidegate.capture.values import UNAVAILABLE, DoesNotFit, conversion, wire_ty
 from tidegate.errors import BadRecord, FixConfiguration, UnknownColumn
 from tidegate.model.cell import Cell, encode_json
 from tidegate.model.key import KeyBytes, encode_key
-from tidegate.model.schema import Column, ColumnType, TableSchema, parse_type
+from tidegate.model.schema import Column, ColumnType, TableSchema, TimestampUnit, parse_type
 
 COUNTERS_SURVIVE_RESTARTS = (3, 6, 1)
 BINLOG = frozenset({"mysql", "mariadb"})
@@ -70,7 +70,7 @@ class _Wrapped(msgspec.Struct, gc=False):
     """`{"schema": …, "payload": …}`, as the JSON converter writes with schemas enabled."""
 
     payload: msgspec.Raw
-    schema: msgspec.Raw | None = None
+    schema: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _wrapped = msgspec.json.Decoder(_Wrapped).decode
@@ -163,8 +163,8 @@ class RowDecoder:
     def __init__(self, table: TableSchema) -> None:
         self._table = table
         self._decode: Callable[[bytes], Any] = msgspec.json.Decoder(_envelope_type(table)).decode
-        self._after_conversions = _conversions(table.columns) + _droppings(table.left_out or ())
-        self._before_conversions = _conversions(table.key_columns)
+        self._after_conversions = [*_conversions(table, table.columns), *_droppings(table.left_out or ())]
+        self._before_conversions = _conversions(table, table.key_columns)
         self._after_key = _key_fields(table.columns, table.key)
         self._before_key = _key_fields(table.key_columns, table.key)
         self._version = ""
@@ -180,7 +180,7 @@ class RowDecoder:
                 if value is not None:
                     self._one(events, value, offset)
         except DoesNotFit as error:
-            raise self._refusal(str(error), Place(topic, partition, offset)) from None
+            raise self._refusal(str(error), Place(topic, partition, offset), error.remedy) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             place = Place(topic, partition, offset)
             if unknown := _UNKNOWN_FIELD.match(str(error)):
@@ -232,10 +232,7 @@ class RowDecoder:
     def _upsert(self, events: RowEvents, row: Any) -> None:
         if row is None:
             raise DoesNotFit('it has no "after"')
-        for name, convert in self._after_conversions:
-            value = getattr(row, name)
-            if value is not None:
-                setattr(row, name, convert(value))
+        _convert(row, self._after_conversions)
         cell = encode_json(row)
         partial = _UNAVAILABLE_TEXT in cell and unavailable_columns(cell)
         events.ops.append(Op.PARTIAL if partial else Op.UPSERT)
@@ -245,8 +242,7 @@ class RowDecoder:
     def _deleted_key(self, row: Any) -> KeyBytes:
         if row is None or any(getattr(row, name) is msgspec.UNSET for name, _ in self._before_key):
             raise DoesNotFit('"before" lacks the primary key: give the table a primary key or REPLICA IDENTITY FULL')
-        for name, convert in self._before_conversions:
-            setattr(row, name, convert(getattr(row, name)))
+        _convert(row, self._before_conversions)
         return encode_key([read(getattr(row, name)) for name, read in self._before_key])
 
     def _check_sequence(self, transaction: InTransaction, source: Source) -> None:
@@ -257,12 +253,12 @@ class RowDecoder:
                 " its rows anew: use Debezium 3.6.1 or later and take a new snapshot"
             )
 
-    def _refusal(self, why: str, place: Place) -> BadRecord:
+    def _refusal(self, why: str, place: Place, remedy: str | None = None) -> BadRecord:
         return BadRecord(
             f'{place}: the record does not fit table "{self._table.name}": {why}',
-            remedy="Correct the table's key and columns in tidegate.yaml and run again; or, if the connector or the"
-            " record is wrong, correct that and begin with a new state folder. Nothing after this record was taken,"
-            " nothing before it was lost.",
+            remedy=(f"{remedy} " if remedy else "") + "Correct the table's key and columns in tidegate.yaml and run"
+            " again; or, if the connector or the record is wrong, correct that and begin with a new state folder."
+            " Nothing after this record was taken, nothing before it was lost.",
         )
 
     def _unknown_column(self, column: str, place: Place) -> UnknownColumn:
@@ -289,13 +285,22 @@ _UNAVAILABLE_TEXT = UNAVAILABLE.encode()
 _raw_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
+_UNAVAILABLE_VALUES = (f'"{UNAVAILABLE}"'.encode(), f'["{UNAVAILABLE}"]'.encode())
+
+
 def unavailable_columns(cell: Cell) -> tuple[str, ...]:
     """The columns that Debezium did not send because they are unchanged and stored out of line."""
-    return tuple(name for name, raw in _raw_columns(cell).items() if bytes(raw) == b'"' + _UNAVAILABLE_TEXT + b'"')
+    return tuple(name for name, raw in _raw_columns(cell).items() if bytes(raw) in _UNAVAILABLE_VALUES)
+
+
+def never_sent(cell: Cell, previous: Cell | None) -> tuple[str, ...]:
+    """The columns that neither a partial cell nor the row's previous one has."""
+    known = _raw_columns(previous) if previous is not None else {}
+    return tuple(name for name in unavailable_columns(cell) if name not in known)
 
 
 def completed(cell: Cell, previous: Cell) -> Cell:
-    """A partial cell, with what was not sent taken from the row's previous cell."""
+    """A partial cell, with what was not sent taken from the row's previous cell, which must have it."""
     now, before = _raw_columns(cell), _raw_columns(previous)
     return encode_json({**now, **{name: before[name] for name in unavailable_columns(cell)}})
 
@@ -349,14 +354,32 @@ def _envelope_type(table: TableSchema) -> type[msgspec.Struct]:
     return msgspec.defstruct("Envelope", fields, gc=False)
 
 
-def _conversions(columns: Sequence[Column]) -> list[tuple[str, Callable[[Any], Any]]]:
-    found = [(f"c{place}", conversion(column.type)) for place, column in enumerate(columns)]
-    return [(name, convert) for name, convert in found if convert is not None]
+_Converted = tuple[str, str, Callable[[Any], Any]]  # a field, its column, and how its value becomes a cell's
 
 
-def _droppings(left_out: Sequence[str]) -> list[tuple[str, Callable[[Any], Any]]]:
+def _conversions(table: TableSchema, columns: Sequence[Column]) -> list[_Converted]:
+    found = [
+        (f"c{place}", column.name, conversion(column.type, table.decimals, column.unit))
+        for place, column in enumerate(columns)
+    ]
+    return [(field, name, convert) for field, name, convert in found if convert is not None]
+
+
+def _convert(row: Any, conversions: Sequence[_Converted]) -> None:
+    """Gives each value the form that it has in a cell."""
+    name = ""
+    try:
+        for field, name, convert in conversions:  # noqa: B007 (the column is named where one does not fit)
+            value = getattr(row, field)
+            if value is not None:
+                setattr(row, field, convert(value))
+    except DoesNotFit as error:
+        raise DoesNotFit(f'column "{name}": {error}', error.remedy) from None
+
+
+def _droppings(left_out: Sequence[str]) -> list[_Converted]:
     """What is left out is unset after it was read: an unset field is not in the cell."""
-    return [(f"o{place}", lambda _: msgspec.UNSET) for place in range(len(left_out))]
+    return [(f"o{place}", name, lambda _: msgspec.UNSET) for place, name in enumerate(left_out)]
 
 
 def _key_fields(columns: Sequence[Column], key: Sequence[str]) -> list[tuple[str, Callable[[Any], object]]]:
@@ -369,7 +392,10 @@ def _same(value: Any) -> object:
 
 
 def _key_decimal(value: Any) -> Decimal:
-    return Decimal(bytes(value).decode())
+    token = bytes(value)
+    if token[:1] in (b"n", b'"'):
+        raise DoesNotFit(f"the primary key holds {token.decode()}, which is not a number")
+    return Decimal(token.decode())
 
 
 @lru_cache(maxsize=64)
@@ -404,26 +430,65 @@ _LOGICAL_TYPES = {
 }
 
 
-def columns_from_schema(value: bytes) -> tuple[Column, ...] | None:
+_UNITS: dict[str, TimestampUnit] = {
+    "io.debezium.time.Timestamp": "millis",
+    "io.debezium.time.MicroTimestamp": "micros",
+    "io.debezium.time.NanoTimestamp": "nanos",
+    "org.apache.kafka.connect.data.Timestamp": "millis",
+}
+_Schema = dict[str, Any]
+
+
+class _UnknownTypeError(Exception):
+    """No column can have this type of Kafka Connect; the message is its name."""
+
+
+def columns_from_schema(table: str, value: bytes) -> tuple[Column, ...] | None:
     """The columns of a row event that carries its schema; None for one that carries none."""
-    schema = msgspec.json.decode(value).get("schema") if value.startswith(b'{"schema"') else None
-    if not schema:
-        return None
-    after = next((field for field in schema["fields"] if field.get("field") == "after"), None)
-    return tuple(Column(field["field"], _connect_type(field)) for field in after["fields"]) if after else None
+    schema = _schema_of(value)
+    after = next((field for field in schema.get("fields", ()) if field.get("field") == "after"), None)
+    return tuple(_column(table, field) for field in after["fields"]) if after else None
 
 
-def _connect_type(field: dict[str, Any]) -> ColumnType:
-    name, parameters = field.get("name", ""), field.get("parameters", {})
+def key_from_schema(key: bytes) -> tuple[str, ...]:
+    """The names of the primary key's columns; none where the record's key carries no schema."""
+    return tuple(field["field"] for field in _schema_of(key).get("fields", ()))
+
+
+def _schema_of(document: bytes) -> _Schema:
+    return (msgspec.json.decode(document).get("schema") if document.startswith(b'{"schema"') else None) or {}
+
+
+def _column(table: str, field: _Schema) -> Column:
+    try:
+        return Column(field["field"], _connect_type(field), _unit(field))
+    except _UnknownTypeError as unknown:
+        raise FixConfiguration(
+            f'table "{table}": column "{field["field"]}" has the type {unknown}, which Tidegate cannot read',
+            remedy=f"Declare tables.{table}.columns and its key in tidegate.yaml without this column; or leave it out"
+            " with column.exclude.list in the connector.",
+        ) from None
+
+
+def _unit(field: _Schema) -> TimestampUnit:
+    return _unit(field["items"]) if field["type"] == "array" else _UNITS.get(field.get("name") or "", "auto")
+
+
+def _connect_type(field: _Schema) -> ColumnType:
+    name = field.get("name") or ""
     if name == "org.apache.kafka.connect.data.Decimal":
-        precision = parameters.get("connect.decimal.precision", "38")
-        return parse_type(f"decimal({precision},{parameters['scale']})")
+        return _connect_decimal(name, field.get("parameters") or {})
     if field["type"] == "array":
         return ColumnType("array", element=_connect_type(field["items"]))
     kind = _LOGICAL_TYPES.get(name) or _CONNECT_TYPES.get(field["type"])
     if kind is None:
-        raise FixConfiguration(
-            f'column "{field["field"]}" has the type {name or field["type"]}, which Tidegate cannot read',
-            remedy="Leave the column out with column.exclude.list in the connector, or declare the table's columns.",
-        )
+        raise _UnknownTypeError(f"{field['type']} ({name})" if name else field["type"])
     return ColumnType(kind)
+
+
+def _connect_decimal(name: str, parameters: _Schema) -> ColumnType:
+    precision, scale = parameters.get("connect.decimal.precision", "38"), parameters.get("scale", "")
+    try:
+        return parse_type(f"decimal({precision},{scale})")
+    except FixConfiguration:
+        raise _UnknownTypeError(f"{name} of precision {precision} and scale {scale}") from None

@@ -319,7 +319,7 @@ def _discover_table(connection: psycopg.Connection[dict[str, Any]], table: str, 
     left_out = tuple(str(row["attname"]) for row in rows if _is_left_out(row))
     in_key = sorted((row for row in rows if row["key_place"] is not None), key=lambda row: row["key_place"])
     key = tuple(str(row["attname"]) for row in in_key)
-    return TableSchema(qualified(table)[1], topic_of(topic_prefix, table), key, columns, left_out)
+    return TableSchema(qualified(table)[1], topic_of(topic_prefix, table), key, columns, left_out=left_out)
 
 
 def _is_left_out(row: dict[str, Any]) -> bool:

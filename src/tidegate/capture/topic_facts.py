@@ -25,7 +25,7 @@ def check_topic(facts: TopicFacts, transaction_topic: str) -> None:
             " so the order of commits is lost",
             remedy="Give the transaction topic exactly one partition, and take a new snapshot.",
         )
-    if "compact" in facts.cleanup_policy.split(","):
+    if "compact" in map(str.strip, facts.cleanup_policy.split(",")):
         raise FixConfiguration(
             f"{facts.told_by}: topic {facts.topic} has cleanup.policy={facts.cleanup_policy}:"
             " compaction removes events that END has counted",

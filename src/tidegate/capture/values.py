@@ -7,28 +7,40 @@ import binascii
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
 
-from tidegate.model.schema import INTEGERS, ColumnType
+from tidegate.model.schema import INTEGERS, ColumnType, DecimalForm, TimestampUnit
 
 UNAVAILABLE = "__debezium_unavailable_value"
 Conversion = Callable[[Any], Any]
 
 _NO_NUMBER = (b"null", f'"{UNAVAILABLE}"'.encode())
 _UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
-_NUMBER = re.compile(r"([+-]?)0*(\d*)(?:\.(\d+))?$")
+_UNAVAILABLE_NUMBERS = list(UNAVAILABLE.encode())  # so an unchanged int[] or bigint[] comes
+_UNAVAILABLE_ARRAYS = (
+    [UNAVAILABLE],
+    _UNAVAILABLE_NUMBERS,
+    [msgspec.Raw(b"%d" % number) for number in _UNAVAILABLE_NUMBERS],
+)
+_NUMBER = re.compile(r"([+-]?)(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,9}))?")
+_GREATEST_EXPONENT = 1_000
+_LONGEST_UNSCALED_BYTES = 16  # of 38 digits
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}$")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _NOT_NUMBERS = {"nan": "NaN", "infinity": "Infinity", "-infinity": "-Infinity", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class DoesNotFit(ValueError):
-    """The value cannot be a value of the declared type; the message says why."""
+    """The value cannot be a value of the declared type; the message says why, and the remedy what helps best."""
+
+    def __init__(self, why: str, remedy: str | None = None) -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 def wire_type(column_type: ColumnType) -> Any:
@@ -38,66 +50,89 @@ def wire_type(column_type: ColumnType) -> Any:
         bits = INTEGERS[kind]
         return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
     if column_type.element:
-        return list[wire_type(column_type.element) | None]  # type: ignore[misc]
+        element = wire_type(column_type.element)
+        return list[element if element is msgspec.Raw else element | None]  # type: ignore[misc]
     if kind == "decimal":
         return msgspec.Raw
     by_kind = {"boolean": bool, "string": str, "float": float | str, "double": float | str, "binary": str}
     return by_kind.get(kind, int | str)
 
 
-def conversion(column_type: ColumnType) -> Conversion | None:
+def conversion(
+    column_type: ColumnType, decimals: DecimalForm = "auto", unit: TimestampUnit = "auto"
+) -> Conversion | None:
     """What to do with a value after it was read; None where it already is a cell's value."""
+    kind = column_type.kind
     if column_type.element:
-        element = conversion(column_type.element)
-        return partial(_each, element) if element else None
-    if column_type.kind == "decimal":
-        return partial(_decimal, column_type.precision, column_type.scale)
-    return _CONVERSIONS.get(column_type.kind)
+        return partial(_array, conversion(column_type.element, decimals, unit))
+    if kind == "decimal":
+        return partial(_decimal, column_type.precision, column_type.scale, decimals)
+    if kind in _MOMENTS:
+        return partial(_MOMENTS[kind], unit)
+    return _CONVERSIONS.get(kind)
 
 
-def _each(element: Conversion, values: list[Any]) -> list[Any]:
-    return [None if value is None else element(value) for value in values]
+def _array(element: Conversion | None, values: list[Any]) -> list[Any]:
+    """An array that was not sent becomes one of the placeholder alone, whatever its elements' type."""
+    if values in _UNAVAILABLE_ARRAYS:
+        return [UNAVAILABLE]
+    return [None if value is None else element(value) for value in values] if element else values
 
 
-def _decimal(precision: int, scale: int, raw: msgspec.Raw) -> msgspec.Raw:
+# --- decimals
+
+
+def _decimal(precision: int, scale: int, form: DecimalForm, raw: msgspec.Raw) -> msgspec.Raw:
     token = bytes(raw)
-    return raw if token in _NO_NUMBER else _decimal_number(token, precision, scale)
+    return raw if token in _NO_NUMBER else _decimal_number(token, precision, scale, form)
 
 
 @lru_cache(maxsize=1 << 16)
-def _decimal_number(token: bytes, precision: int, scale: int) -> msgspec.Raw:
+def _decimal_number(token: bytes, precision: int, scale: int, form: DecimalForm) -> msgspec.Raw:
     text = token.decode()
-    quoted = text.startswith('"')
-    body = text[1:-1] if quoted else text
-    if quoted and _looks_like_base64(body, scale):
-        body = str(Decimal(int.from_bytes(_base64(body), "big", signed=True)).scaleb(-scale))
-    return msgspec.Raw(_fixed_point(body, precision, scale).encode())
+    if text.startswith('"'):
+        text = msgspec.json.decode(token)
+        if _is_base64(text, form):
+            text = _unscaled(text, scale)
+    return msgspec.Raw(_fixed_point(text, precision, scale).encode())
 
 
-def _looks_like_base64(text: str, scale: int) -> bool:
-    if not _NUMBER.match(text) or text in ("", "+", "-"):
-        return True
-    if scale and "." not in text and len(text) % 4 == 0 and text[0] != "-":
+def _is_base64(text: str, form: DecimalForm) -> bool:
+    if not text:
+        raise DoesNotFit('"" is not a number')
+    if form != "auto":
+        return form == "base64"
+    if text.lower() in _NOT_NUMBERS:
+        return False
+    is_number = bool(_NUMBER.fullmatch(text))
+    if is_number and _BASE64.fullmatch(text):
         raise DoesNotFit(
-            f'"{text}" may be a number or the base64 of one: set decimal.handling.mode=string in Debezium'
-            " and declare the scale that the database has"
+            f'"{text}" may be a number or the base64 of one',
+            remedy="Set `decimals: text` or `decimals: base64` for this table in tidegate.yaml, as the connector's"
+            " decimal.handling.mode is `string` or `precise`.",
         )
-    return False
+    return not is_number and bool(_BASE64.fullmatch(text))
 
 
 def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise DoesNotFit(f'"{text}" is neither a number nor base64') from None
+        raise DoesNotFit(f'"{text}" is not base64') from None
+
+
+def _unscaled(text: str, scale: int) -> str:
+    """The number that Debezium's base64 stands for, as text with its point."""
+    raw = _base64(text)
+    if len(raw) > _LONGEST_UNSCALED_BYTES:
+        raise DoesNotFit(f'"{text}" is the base64 of a number of more than 38 digits')
+    return f"{int.from_bytes(raw, 'big', signed=True)}e-{scale}"
 
 
 def _fixed_point(text: str, precision: int, scale: int) -> str:
     """The number with exactly `scale` digits behind the point; refuses to round."""
-    match = _NUMBER.match(text) or _NUMBER.match(_plain(text))
-    assert match
-    sign, whole, fraction = match.group(1), match.group(2), match.group(3) or ""
-    if len(fraction) > scale and fraction[scale:].strip("0"):
+    sign, whole, fraction = _digits(text)
+    if fraction[scale:].strip("0"):
         raise DoesNotFit(f"{text} has more than {scale} digits behind the point")
     if len(whole) > precision - scale:
         raise DoesNotFit(f"{text} has more than {precision - scale} digits before the point")
@@ -106,14 +141,30 @@ def _fixed_point(text: str, precision: int, scale: int) -> str:
     return "-" + number if sign == "-" and number.strip("0.") else number
 
 
-def _plain(text: str) -> str:
-    try:
-        number = Decimal(text)
-    except ArithmeticError:
-        raise DoesNotFit(f'"{text}" is not a number') from None
-    if not number.is_finite():
-        raise DoesNotFit(f"{text} cannot be stored in a decimal")
-    return f"{number:f}"
+def _digits(text: str) -> tuple[str, str, str]:
+    """A number's sign, and its digits before and behind the point."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        what = "cannot be stored in a decimal" if text.lower() in _NOT_NUMBERS else "is not a number"
+        raise DoesNotFit(f'"{text}" {what}')
+    sign, whole, fraction, exponent = match.groups(default="")
+    if exponent:
+        whole, fraction = _shifted(text, whole, fraction, int(exponent))
+    return sign, whole.lstrip("0"), fraction
+
+
+def _shifted(text: str, whole: str, fraction: str, exponent: int) -> tuple[str, str]:
+    if abs(exponent) > _GREATEST_EXPONENT:
+        raise DoesNotFit(f"{text} is out of range")
+    if exponent > 0:
+        fraction = fraction.ljust(exponent, "0")
+        return whole + fraction[:exponent], fraction[exponent:]
+    whole = whole.rjust(-exponent, "0")
+    place = len(whole) + exponent
+    return whole[:place], whole[place:] + fraction
+
+
+# --- moments
 
 
 @lru_cache(maxsize=1 << 14)
@@ -122,32 +173,38 @@ def _date(value: int | str) -> str:
         if isinstance(value, int):
             return date.fromordinal(_EPOCH_ORDINAL + value).isoformat()
         day = value.removesuffix("Z")
-        if _DAY.match(day):
+        if _DAY.fullmatch(day):
             return date.fromisoformat(day).isoformat()
     except (ValueError, OverflowError):
         pass
     raise DoesNotFit(f"{value!r} is not a date between the years 1 and 9999")
 
 
-def _moment(value: int | str) -> datetime:
-    """Milli-, micro- or nanoseconds since 1970 by size (good for 1973 to 5138), or ISO text."""
+def _moment(unit: TimestampUnit, value: int | str) -> datetime:
+    """ISO text, or so many of the unit since 1970."""
     try:
         if isinstance(value, int):
-            size = abs(value)
-            micros = value * 1000 if size < 10**14 else value if size < 10**17 else value // 1000
-            return _EPOCH + timedelta(microseconds=micros)
+            return _EPOCH + timedelta(microseconds=_micros(unit, value))
         moment = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise DoesNotFit(f"{value!r} is not a timestamp between the years 1 and 9999") from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _timestamp(value: int | str) -> str:
-    return _moment(value).isoformat().replace("+00:00", "Z")
+def _micros(unit: TimestampUnit, value: int) -> int:
+    """A unit that nobody told is guessed by size: right for milliseconds up to 5138, and from 1973 on for others."""
+    if unit == "auto":
+        size = abs(value)
+        unit = "millis" if size < 10**14 else "micros" if size < 10**17 else "nanos"
+    return value * 1000 if unit == "millis" else value if unit == "micros" else value // 1000
 
 
-def _timestamp_ntz(value: int | str) -> str:
-    return _moment(value).replace(tzinfo=None).isoformat()
+def _timestamp(unit: TimestampUnit, value: int | str) -> str:
+    return _moment(unit, value).isoformat().replace("+00:00", "Z")
+
+
+def _timestamp_ntz(unit: TimestampUnit, value: int | str) -> str:
+    return _moment(unit, value).replace(tzinfo=None).isoformat()
 
 
 def _double(value: float | str) -> float | str:
@@ -164,16 +221,15 @@ def _binary(value: str) -> str:
     return base64.b64encode(_base64(value)).decode()
 
 
-_CONVERSIONS: dict[str, Conversion] = {
-    "date": _date,
+_CONVERSIONS: dict[str, Conversion] = {"date": _date, "float": _double, "double": _double, "binary": _binary}
+_MOMENTS: dict[str, Callable[[TimestampUnit, int | str], str]] = {
     "timestamp": _timestamp,
     "timestamp_ntz": _timestamp_ntz,
-    "float": _double,
-    "double": _double,
-    "binary": _binary,
 }
 
 
 def is_base64_number(value: object) -> bool:
     """Whether a decimal column's value is Debezium's base64 of the unscaled number, beyond doubt."""
-    return isinstance(value, str) and bool(value) and not _NUMBER.match(value) and value.lower() not in _NOT_NUMBERS
+    if not isinstance(value, str) or value.lower() in _NOT_NUMBERS:
+        return False
+    return bool(value) and bool(_BASE64.fullmatch(value)) and not _NUMBER.fullmatch(value)

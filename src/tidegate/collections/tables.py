@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from tidegate.capture.debezium import Op, completed, unavailable_columns
+from tidegate.capture.debezium import Op, completed, never_sent
 from tidegate.collections.history import Update
 from tidegate.errors import FixConfiguration
 from tidegate.model.cell import Cell
@@ -95,11 +95,11 @@ def _apply(table: str, current: dict[KeyBytes, Cell | None], events: Sequence[Ev
 
 def _whole(table: str, cell: Cell | None, previous: Cell | None, position: int) -> Cell:
     assert cell is not None
-    if previous is None:
-        missing = ", ".join(unavailable_columns(cell))
+    missing = never_sent(cell, previous)
+    if previous is None or missing:
         raise FixConfiguration(
-            f'table "{table}", transaction number {position}: the value of {missing} was not sent (it is stored out of'
-            " line and unchanged), and the row is not known yet",
+            f'table "{table}", transaction number {position}: the value of {", ".join(missing)} was not sent (it is'
+            " stored out of line and unchanged), and no record before it had it",
             remedy=f"ALTER TABLE {table} REPLICA IDENTITY FULL, and take a new snapshot.",
         )
     return completed(cell, previous)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Literal
 
 from tidegate.errors import FixConfiguration
 
@@ -38,6 +39,9 @@ _ALIASES = {
 }
 _DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)$")
 _ARRAY = re.compile(r"array\s*<(.+)>$")
+
+DecimalForm = Literal["auto", "text", "base64"]
+TimestampUnit = Literal["auto", "millis", "micros", "nanos"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,15 @@ def _decimal(text: str, precision: int, scale: int) -> ColumnType:
 
 @dataclass(frozen=True)
 class Column:
+    """A column, and what an integer counts that stands for its timestamp."""
+
     name: str
     type: ColumnType
+    unit: TimestampUnit = "auto"
+
+    @property
+    def is_moment(self) -> bool:
+        return (self.type.element or self.type).kind in ("timestamp", "timestamp_ntz")
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,7 @@ class TableSchema:
     topic: str
     key: tuple[str, ...]
     columns: tuple[Column, ...]
+    decimals: DecimalForm = "auto"  # how its records write a decimal as text
     left_out: tuple[str, ...] | None = None  # what else its records have; None: anything, and nobody asks
 
     def column(self, name: str) -> Column:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tidegate.errors import FixConfiguration
-from tidegate.model.schema import Column, TableSchema, parse_type
+from tidegate.model.schema import Column, DecimalForm, TableSchema, TimestampUnit, parse_type
 
 FILE = "tidegate.yaml"
 _ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -55,11 +55,13 @@ Source = Annotated[FilesSource | PostgresSource, Field(discriminator="kind")]
 
 
 class TableSettings(_Section):
-    """A table whose types the stream does not carry."""
+    """A table whose types the stream does not carry, or whose values need a word of explanation."""
 
     topic: str | None = None
     key: list[str] | None = Field(default=None, min_length=1)
     columns: dict[str, str] | None = Field(default=None, min_length=1)
+    decimals: DecimalForm = "auto"
+    timestamps: TimestampUnit = "auto"
 
 
 class MaterializationSettings(BaseModel):
@@ -121,13 +123,14 @@ def load(folder: Path) -> Project:
     """Reads the project in a folder; refuses what it does not understand."""
     path = folder / FILE
     try:
-        text = path.read_text()
+        raw = path.read_bytes()
     except OSError as error:
         raise FixConfiguration(
             f"{path} cannot be read: {error.strerror}",
             remedy="Go to your project's folder, name it with --project, or start one with `tidegate init`.",
         ) from None
-    tree, node = _parse(path, text)
+    tree, node = _parse(path, _text(path, raw))
+    _check_keys(path, node)
     _Environment(path, node).check(tree)
     project = Project(folder, _validated(path, _resolved(tree), node), _views(folder))
     _check_names(path, project, node)
@@ -143,6 +146,32 @@ def _parse(path: Path, text: str) -> tuple[Any, yaml.Node | None]:
         raise FixConfiguration(
             f"{path}{line}: not YAML: {getattr(error, 'problem', error)}", remedy="Correct the line."
         ) from None
+
+
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise FixConfiguration(
+            f"{path}:{line}: the byte {raw[error.start]:#04x} is not UTF-8", remedy="Save the file as UTF-8."
+        ) from None
+
+
+def _check_keys(path: Path, node: yaml.Node | None) -> None:
+    """Refuses a setting that is given twice: YAML would take the last and forget the others."""
+    seen: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            raise FixConfiguration(
+                f'{path}:{line}: "{key.value}" is given twice, first in line {seen[key.value]}',
+                remedy="Remove one, or put what both hold under one.",
+            )
+        seen[str(key.value)] = line
+        _check_keys(path, value)
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _check_keys(path, item)
 
 
 def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:
@@ -234,7 +263,7 @@ def _views(folder: Path) -> tuple[ViewFile, ...]:
             raise FixConfiguration(
                 f'{path}: "{path.stem}" cannot be a view\'s name', remedy="Use letters, digits and _ only: my_view.sql."
             )
-    return tuple(ViewFile(path.stem, path, path.read_text()) for path in paths)
+    return tuple(ViewFile(path.stem, path, _text(path, path.read_bytes())) for path in paths)
 
 
 def _check_names(path: Path, project: Project, node: yaml.Node | None) -> None:
@@ -244,17 +273,38 @@ def _check_names(path: Path, project: Project, node: yaml.Node | None) -> None:
             f"{project.folder / 'views'} holds no view",
             remedy="Write one SELECT into views/NAME.sql; NAME is the view's name.",
         )
-    for name in project.file.tables:
-        if not _NAME.match(name) or name in views:
-            line = _line(node, ("tables", name))
-            raise FixConfiguration(
-                f'{path}:{line}: "{name}" cannot be a table\'s name',
-                remedy="Use letters, digits and _, and a name that no view has.",
-            )
+    _check_tables(path, project, node, views)
     seen: set[str] = set()
     for place, one in enumerate(project.file.materializations):
         line = _line(node, ("materializations", place))
         _check_materialization(f"{path}:{line}", one, views, seen)
+
+
+def _check_tables(path: Path, project: Project, node: yaml.Node | None, views: list[str]) -> None:
+    topics: dict[str, str] = {}
+    for name, settings in project.file.tables.items():
+        place = f"{path}:{_line(node, ('tables', name))}"
+        if not _NAME.match(name) or name in views:
+            raise FixConfiguration(
+                f'{place}: "{name}" cannot be a table\'s name',
+                remedy="Use letters, digits and _, and a name that no view has.",
+            )
+        other = topics.setdefault(topic_of(project, name), name)
+        if other != name:
+            raise FixConfiguration(
+                f'{place}: table "{name}" has the same topic as table "{other}": {topic_of(project, name)}',
+                remedy="Declare each topic once: correct one of the topics, or remove one of the tables.",
+            )
+        for column, text in (settings.columns or {}).items():
+            line = _line(node, ("tables", name, "columns", column))
+            _check_type(f'{path}:{line}: table "{name}", column "{column}"', text)
+
+
+def _check_type(place: str, text: str) -> None:
+    try:
+        parse_type(text)
+    except FixConfiguration as error:
+        raise FixConfiguration(f"{place}: {error.message}", remedy=error.remedy) from None
 
 
 def _check_materialization(place: str, one: MaterializationSettings, views: list[str], seen: set[str]) -> None:
@@ -276,7 +326,7 @@ def declared_table(project: Project, name: str) -> TableSchema | None:
     settings = project.file.tables[name]
     if settings.columns is None:
         return None
-    columns = tuple(Column(column, parse_type(text)) for column, text in settings.columns.items())
+    columns = tuple(Column(column, parse_type(text), settings.timestamps) for column, text in settings.columns.items())
     key = tuple(settings.key or ())
     missing = [column for column in key if column not in settings.columns]
     if missing or not key:
@@ -284,7 +334,7 @@ def declared_table(project: Project, name: str) -> TableSchema | None:
             f'table "{name}": the key {list(key)} is not among its columns' if key else f'table "{name}" has no key',
             remedy=f"Set `key: [...]` of tables.{name} in {FILE} to the table's primary key columns.",
         )
-    return TableSchema(name, topic_of(project, name), key, columns)
+    return TableSchema(name, topic_of(project, name), key, columns, settings.decimals)
 
 
 def topic_of(project: Project, name: str) -> str:

@@ -137,7 +137,7 @@ class Run:
         with ExitStack() as stack:
             catalog = stack.enter_context(_closing(catalog_of(self._project)))
             catalog.take_over()
-            feed = source(self._project)
+            feed = source(self._project, is_live=not self._until_idle)
             stack.callback(feed.stop)
             for warning in feed.start():
                 self._watcher.said(f"note: {warning}")

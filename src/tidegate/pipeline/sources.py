@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from tidegate.capture.debezium import RowEvents, columns_from_schema, payload, row_decoder
-from tidegate.capture.files import import_files
+from tidegate.capture.debezium import RowEvents, columns_from_schema, key_from_schema, payload, row_decoder
+from tidegate.capture.files import FilesImport
 from tidegate.capture.log import LogReader, LogWriter
 from tidegate.capture.topic_facts import TopicFacts, check_topic
 from tidegate.capture.values import is_base64_number
-from tidegate.errors import FixConfiguration
-from tidegate.model.schema import TableSchema
+from tidegate.errors import FixConfiguration, UnknownColumn
+from tidegate.model.schema import Column, TableSchema
 from tidegate.pipeline.project import FilesSource, PostgresSource, Project, declared_table, topic_of
 
 LOCK_WAIT_SECONDS = 60.0
@@ -52,9 +53,12 @@ class Source(Protocol):
     def stop(self) -> None: ...
 
 
-def source(project: Project) -> Source:
+def source(project: Project, *, is_live: bool) -> Source:
+    """The project's source; one that is live waits for what is still being written."""
     settings = project.file.source
-    return FilesFeed(project, settings) if isinstance(settings, FilesSource) else PostgresFeed(project, settings)
+    if isinstance(settings, FilesSource):
+        return FilesFeed(project, settings, is_live=is_live)
+    return PostgresFeed(project, settings)
 
 
 def check_source(project: Project) -> tuple[tuple[TableSchema, ...], tuple[str, ...]]:
@@ -86,16 +90,25 @@ def _check_files(project: Project, settings: FilesSource) -> tuple[tuple[TableSc
         feed = FilesFeed(project, settings, Path(folder) / "log")
         feed.import_once()
         feed.check()
-        tables, reader = feed.tables(), LogReader(Path(folder) / "log")
-        _check_records(tables, reader)
-        return tables, (*_idle_warnings(tables, reader), *_base64_warnings(tables, reader))
+        reader = LogReader(Path(folder) / "log")
+        while True:
+            try:
+                tables = feed.tables()
+                return tables, (*_idle_warnings(tables, reader), *_sample_warnings(tables, reader))
+            except UnknownColumn as error:
+                feed.met(error.table, error.column)
 
 
-def _check_records(tables: Sequence[TableSchema], reader: LogReader) -> None:
-    """Refuses a table whose first records do not fit it, before they are in a log that keeps them."""
+def _sample_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
+    """What a table's first records tell; refuses those that do not fit it, before they are in a log that keeps them."""
+    found: list[str] = []
     for table in tables:
+        rows: list[_Row] = []
         for partition, values in _sampled(table, reader):
             row_decoder(table).decode(RowEvents(), values, table.topic, partition, 0)
+            rows += _after_rows(values)
+        found += [*_lacking_warnings(table, rows), *_base64_warnings(table, rows), *_unit_warnings(table, rows)]
+    return tuple(found)
 
 
 def _sampled(table: TableSchema, reader: LogReader) -> Iterator[tuple[int, list[bytes | None]]]:
@@ -106,44 +119,74 @@ def _sampled(table: TableSchema, reader: LogReader) -> Iterator[tuple[int, list[
             yield partition, [value for batch in batches for value in batch.column(1).to_pylist()]
 
 
+_Row = dict[str, Any]
+
+
+def _after_rows(values: Sequence[bytes | None]) -> Iterator[_Row]:
+    for value in values:
+        row = msgspec.json.decode(payload(value)).get("after") if value else None
+        if row:
+            yield row
+
+
 def _idle_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
     topics = reader.topics()
     idle = [table for table in tables if table.topic not in topics]
     return tuple(f'table "{table.name}": no record has the topic "{table.topic}" yet' for table in idle)
 
 
-def _base64_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
+def _lacking_warnings(table: TableSchema, rows: Sequence[_Row]) -> Iterator[str]:
+    """A column that no record has is NULL everywhere: more often a wrong name than a column to come."""
+    sent = dict.fromkeys(name for row in rows for name in row)
+    lacking = [column.name for column in table.columns if column.name not in sent]
+    for name in lacking if sent else ():
+        near = difflib.get_close_matches(name, sent, n=1, cutoff=0.5)
+        hint = f'; did you mean "{near[0]}"?' if near else f"; they have {', '.join(sent)}"
+        yield f'table "{table.name}": no record has the column "{name}", so it is NULL{hint}'
+
+
+def _base64_warnings(table: TableSchema, rows: Sequence[_Row]) -> Iterator[str]:
     """Decimals that come as base64 can be read, but the text form is safer: say so."""
-    found = []
-    for table in tables:
-        decimals = [column.name for column in table.columns if column.type.kind == "decimal"]
-        if decimals and (name := _base64_column(table, decimals, reader)):
-            found.append(
-                f'table "{table.name}": column "{name}" comes as base64 of the unscaled number:'
-                " set decimal.handling.mode=string in the connector, so that scale and NaN are not lost"
-            )
-    return tuple(found)
+    decimals = [column for column in table.columns if column.type.kind == "decimal"]
+    for column in _columns_with(decimals, rows, is_base64_number)[:1]:
+        yield (
+            f'table "{table.name}": column "{column.name}" comes as base64 of the unscaled number:'
+            " set decimal.handling.mode=string in the connector, so that scale and NaN are not lost"
+        )
 
 
-def _base64_column(table: TableSchema, decimals: Sequence[str], reader: LogReader) -> str | None:
-    for _, values in _sampled(table, reader):
-        for value in values:
-            row = (msgspec.json.decode(payload(value)).get("after") or {}) if value else {}
-            name = next((one for one in decimals if is_base64_number(row.get(one))), None)
-            if name:
-                return name
-    return None
+def _unit_warnings(table: TableSchema, rows: Sequence[_Row]) -> Iterator[str]:
+    guessed = [column for column in table.columns if column.is_moment and column.unit == "auto"]
+    for column in _columns_with(guessed, rows, _holds_integer):
+        yield (
+            f'table "{table.name}": column "{column.name}" comes as integers, and whether they are milli-, micro- or'
+            f" nanoseconds is guessed by their size: set tables.{table.name}.timestamps, or"
+            " time.precision.mode=isostring in the connector"
+        )
+
+
+def _columns_with(columns: Sequence[Column], rows: Sequence[_Row], has: Callable[[object], bool]) -> list[Column]:
+    return [column for column in columns if any(has(row.get(column.name)) for row in rows)]
+
+
+def _holds_integer(value: object) -> bool:
+    return any(map(_holds_integer, value)) if isinstance(value, list) else isinstance(value, int)
 
 
 class FilesFeed:
     """Imports recorded events into the log; looks for more until it is stopped."""
 
-    def __init__(self, project: Project, settings: FilesSource, root: Path | None = None) -> None:
+    def __init__(
+        self, project: Project, settings: FilesSource, root: Path | None = None, *, is_live: bool = False
+    ) -> None:
         self._project, self._settings = project, settings
         self._root = root or project.state / "log"
         self._filled, self._stopping = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="import files", daemon=True)
+        self._met: dict[str, set[str]] = {}
+        pattern = str(project.folder / settings.path)
+        self._files = FilesImport(pattern, self._partitions, self._check_topic, is_live, self._stopping.is_set)
 
     def start(self) -> Sequence[str]:
         declared = [declared_table(self._project, name) for name in self._project.file.tables]
@@ -155,8 +198,7 @@ class FilesFeed:
     def import_once(self) -> None:
         """Imports what there is, in the caller's thread."""
         with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
-            import_files(self._pattern(), writer, self._partitions, self._check_topic)
-        self._filled.set()
+            self._look(writer)
 
     def _await_filled(self) -> None:
         """Types that only the records tell are not known before."""
@@ -167,20 +209,24 @@ class FilesFeed:
         try:
             with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
                 while not self._stopping.is_set():
-                    import_files(self._pattern(), writer, self._partitions, self._check_topic)
-                    self._filled.set()
+                    self._look(writer)
                     self._stopping.wait(LOOK_AGAIN_SECONDS)
         except BaseException as failure:
             self._failure = failure
 
-    def _pattern(self) -> str:
-        return str(self._project.folder / self._settings.path)
+    def _look(self, writer: LogWriter) -> None:
+        self._files.look(writer)
+        if not self._stopping.is_set():
+            self._check_topics()
+            self._filled.set()
 
     def _partitions(self, topic: str) -> int:
         return self._settings.partitions if topic in self._row_topics() else 1
 
     def _check_topic(self, facts: TopicFacts) -> None:
-        check_topic(facts, f"{self._settings.topic_prefix}.transaction")
+        transaction_topic = f"{self._settings.topic_prefix}.transaction"
+        if facts.topic == transaction_topic or facts.topic in self._row_topics():
+            check_topic(facts, transaction_topic)
 
     def _row_topics(self) -> set[str]:
         return {topic_of(self._project, name) for name in self._project.file.tables}
@@ -190,18 +236,20 @@ class FilesFeed:
 
     def _table(self, name: str) -> TableSchema:
         declared = declared_table(self._project, name)
-        return declared if declared else discovered(self._project, name, LogReader(self._root))
+        return (
+            declared if declared else discovered(self._project, name, LogReader(self._root), self._met.get(name, set()))
+        )
 
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure
-        if self._filled.is_set():
-            self._check_topics()
 
     def _check_topics(self) -> None:
         """A table may be idle; a topic that is nearly called so, and that no table takes, is a mistake."""
         topics, wanted = LogReader(self._root).topics(), self._row_topics()
         prefix = self._settings.topic_prefix + "."
+        if topics and not any(map(self._is_ours, topics)):
+            raise self._foreign(topics)
         others = [topic for topic in topics if topic not in wanted and topic.count(".") > prefix.count(".")]
         for topic in sorted(wanted - set(topics)):
             near = difflib.get_close_matches(topic, others, n=1, cutoff=0.9)
@@ -212,7 +260,21 @@ class FilesFeed:
                 )
 
     def met(self, table: str, column: str) -> None:
-        raise AssertionError(f"{table}.{column}: a declared table takes no notice of other columns")
+        self._met.setdefault(table, set()).add(column)
+
+    def _is_ours(self, topic: str) -> bool:
+        """Schema changes have the prefix itself as their topic, heartbeats have it behind a prefix of their own."""
+        prefix = self._settings.topic_prefix
+        return topic == prefix or topic.startswith(prefix + ".") or topic.endswith("." + prefix)
+
+    def _foreign(self, topics: Iterable[str]) -> FixConfiguration:
+        prefix, shown = self._settings.topic_prefix, sorted(topics)
+        near = difflib.get_close_matches(prefix, [topic.rsplit(".", 2)[0] for topic in shown], n=1)
+        hint = f'Did you mean "{near[0]}"? ' if near else ""
+        return FixConfiguration(
+            f'no record has a topic that begins with "{prefix}."; there are {", ".join(shown[:5])}',
+            remedy=f"{hint}Set source.topic_prefix in tidegate.yaml to the connector's topic.prefix.",
+        )
 
     @property
     def log_is_filled(self) -> bool:
@@ -259,7 +321,7 @@ class PostgresFeed:
 
         found = discover(self._settings.dsn, self._settings.tables, self._settings.topic_prefix)
         declared = {name: declared_table(self._project, name) for name in self._project.file.tables}
-        return tuple(declared.get(table.name) or self._closed(table) for table in found)
+        return tuple(replace(declared.get(table.name) or self._closed(table), decimals="text") for table in found)
 
     def _closed(self, table: TableSchema) -> TableSchema:
         """A column that was met and is no longer there has gone again: it is left out."""
@@ -290,23 +352,74 @@ class PostgresFeed:
         self._capture.stop()
 
 
-def discovered(project: Project, name: str, reader: LogReader) -> TableSchema:
-    """A table whose records carry their schema."""
+def discovered(project: Project, name: str, reader: LogReader, met: Set[str] = frozenset()) -> TableSchema:
+    """A table whose records carry their schema; of the columns that were met, the first schema with them counts."""
     topic, settings = topic_of(project, name), project.file.tables[name]
+    columns: tuple[Column, ...] | None = None
+    key = tuple(settings.key or ())
+    for record_key, value in _records(topic, reader):
+        if value is not None and columns is None:
+            columns = columns_from_schema(name, value)
+        if record_key is not None and not key:
+            key = key_from_schema(record_key)
+        if columns and key:
+            return _discovered_table(project, name, key, _with_later(columns, name, topic, reader, met))
+    raise _undiscovered(name, columns)
+
+
+def _with_later(
+    columns: tuple[Column, ...], name: str, topic: str, reader: LogReader, met: Set[str]
+) -> tuple[Column, ...]:
+    """The columns of the first record, those of each partition's last one, and those that were met in between."""
+    found = {column.name: column for column in columns}
+    for value in _last_values(topic, reader):
+        found = {column.name: column for column in columns_from_schema(name, value) or ()} | found
+    for column_name in met - found.keys():
+        quoted = json.dumps(column_name).encode()
+        later = (value for _, value in _records(topic, reader) if value is not None and quoted in value)
+        schemas = ({one.name: one for one in columns_from_schema(name, value) or ()} for value in later)
+        found |= next(({column_name: schema[column_name]} for schema in schemas if column_name in schema), {})
+    return tuple(sorted(found.values(), key=lambda column: column not in columns))
+
+
+def _last_values(topic: str, reader: LogReader) -> Iterator[bytes]:
+    starts = reader.starts()
     for (found, partition), end in sorted(reader.ends().items()):
-        if found == topic and end:
-            batch = next(reader.read(topic, partition, 0, 1))
-            key, value = batch.column(0)[0].as_py(), batch.column(1)[0].as_py()
-            columns = columns_from_schema(value) if value else None
-            if columns:
-                keys = tuple(settings.key or _key_of_schema(key))
-                return TableSchema(name, topic, keys, columns)
-    raise FixConfiguration(
+        if found == topic:
+            first = max(starts[found, partition], end - 2)  # a delete's tombstone has no schema
+            for batch in reader.read(topic, partition, first, end):
+                yield from (value for value in batch.column(1).to_pylist() if value is not None)
+
+
+def _records(topic: str, reader: LogReader) -> Iterator[tuple[bytes | None, bytes | None]]:
+    starts = reader.starts()
+    for (found, partition), end in sorted(reader.ends().items()):
+        if found == topic:
+            for batch in reader.read(topic, partition, starts[found, partition], end):
+                yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+
+def _discovered_table(project: Project, name: str, key: tuple[str, ...], columns: Sequence[Column]) -> TableSchema:
+    settings, names = project.file.tables[name], [column.name for column in columns]
+    if missing := [column for column in key if column not in names]:
+        raise FixConfiguration(
+            f'table "{name}": the key column {missing[0]} is not among its columns {", ".join(names)}',
+            remedy=f"Set `key: [...]` of tables.{name} in tidegate.yaml to the table's primary key columns.",
+        )
+    if settings.timestamps != "auto":
+        columns = [replace(column, unit=settings.timestamps) for column in columns]
+    # a decimal's schema says so: it is text only if the connector was told to send text, and then it is no decimal
+    decimals = "base64" if settings.decimals == "auto" else settings.decimals
+    return TableSchema(name, topic_of(project, name), key, tuple(columns), decimals, left_out=())
+
+
+def _undiscovered(name: str, columns: Sequence[Column] | None) -> FixConfiguration:
+    if columns:
+        return FixConfiguration(
+            f'the key of table "{name}" is not known: no record has a key with a schema',
+            remedy=f"Set tables.{name}.key in tidegate.yaml to the table's primary key columns.",
+        )
+    return FixConfiguration(
         f'the types of table "{name}" are not known: its records carry no schema',
         remedy=f"Declare them: tables.{name}.columns and tables.{name}.key in tidegate.yaml.",
     )
-
-
-def _key_of_schema(key: bytes | None) -> tuple[str, ...]:
-    schema = msgspec.json.decode(key).get("schema") if key else None
-    return tuple(field["field"] for field in schema["fields"]) if schema else ()
