@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from tidegate.capture.debezium import RowEvents, columns_from_schema, payload, row_decoder
+from tidegate.capture.debezium import RowEvents, check_collection, columns_from_schema, payload, row_decoder
 from tidegate.capture.files import import_files
 from tidegate.capture.log import LogReader, LogWriter
 from tidegate.capture.topic_facts import TopicFacts, check_topic
@@ -36,6 +36,10 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Raises what has gone wrong in the background."""
+
+    @property
+    def trouble(self) -> str | None:
+        """What has gone wrong and is tried again, until it goes well."""
 
     @property
     def log_is_filled(self) -> bool:
