@@ -77,14 +77,15 @@ def _check_files(project: Project, settings: FilesSource) -> tuple[tuple[TableSc
         feed.import_once()
         feed.check()
         tables, reader = feed.tables(), LogReader(Path(folder) / "log")
-        _check_records(tables, reader)
+        _check_records(tables, reader, f"{settings.topic_prefix}.")
         return tables, (*_idle_warnings(tables, reader), *_base64_warnings(tables, reader))
 
 
-def _check_records(tables: Sequence[TableSchema], reader: LogReader) -> None:
+def _check_records(tables: Sequence[TableSchema], reader: LogReader, prefix: str) -> None:
     """Refuses a table whose first records do not fit it, before they are in a log that keeps them."""
     for table in tables:
         for partition, values in _sampled(table, reader):
+            check_collection(values, table.topic.removeprefix(prefix), table.topic, partition, 0)
             row_decoder(table).decode(RowEvents(), values, table.topic, partition, 0)
 
 
@@ -202,6 +203,10 @@ class FilesFeed:
                 )
 
     @property
+    def trouble(self) -> str | None:
+        return None
+
+    @property
     def log_is_filled(self) -> bool:
         return self._filled.is_set()
 
@@ -249,6 +254,10 @@ class PostgresFeed:
 
     def check(self) -> None:
         self._capture.check()
+
+    @property
+    def trouble(self) -> str | None:
+        return self._capture.trouble
 
     @property
     def log_is_filled(self) -> bool:
