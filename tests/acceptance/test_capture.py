@@ -396,6 +396,154 @@ def test_a_table_or_a_server_that_cannot_be_captured_is_refused(server: Embedded
         check_server("postgresql://postgres:tidegate@127.0.0.1:1/postgres", ["orders"], "s", "p")
 
 
+def test_a_table_that_does_not_log_its_key_is_refused(server: EmbeddedPostgres, database: str) -> None:
+    dsn = server.dsn(database)
+    execute(dsn, "ALTER TABLE orders REPLICA IDENTITY NOTHING")
+    assert "every UPDATE and DELETE on it fails" in refusal(dsn, "orders")
+    execute(dsn, "ALTER TABLE orders ALTER status SET NOT NULL", "CREATE UNIQUE INDEX by_status ON orders (id, status)")
+    execute(dsn, "ALTER TABLE orders REPLICA IDENTITY USING INDEX by_status")
+    assert "not that of the primary key" in refusal(dsn, "orders")
+    execute(dsn, "ALTER TABLE orders REPLICA IDENTITY USING INDEX orders_pkey")
+    assert check_server(dsn, ["orders"], "s", "p").replica_identity == {"orders": "INDEX"}
+
+
+def test_large_arrays_without_the_full_identity_are_warned_of(server: EmbeddedPostgres, database: str) -> None:
+    dsn = server.dsn(database)
+    execute(dsn, "ALTER TABLE lines ADD names text[]", "ALTER TABLE orders ADD names text[]")
+    warnings = check_server(dsn, TABLES, "s", "p").warnings
+    assert [one for one in warnings if "array" in one and 'table "public.lines", column "names"' in one]
+    assert not [one for one in warnings if "public.orders" in one]
+
+
+@pytest.mark.parametrize(
+    ("publication", "what"),
+    [
+        ("FOR TABLE orders, lines WITH (publish = 'insert, update, delete')", "leaves out changes"),
+        ("FOR TABLE orders WHERE (id > 10), lines", 'row filter or a column list for table "orders"'),
+        ("FOR TABLE orders, lines (order_id, id)", 'row filter or a column list for table "lines"'),
+    ],
+)
+def test_a_publication_that_leaves_something_out_is_refused(
+    server: EmbeddedPostgres, database: str, publication: str, what: str
+) -> None:
+    execute(server.dsn(database), f"CREATE PUBLICATION new_publication {publication}")
+    assert what in refusal(server.dsn(database), *TABLES)
+
+
+def test_a_partitioned_table_comes_whole_under_its_own_topic(settings: CaptureSettings) -> None:
+    execute(
+        settings.dsn,
+        "CREATE TABLE parted (id int PRIMARY KEY, status text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+        "ALTER TABLE parted_low REPLICA IDENTITY FULL",
+        "ALTER TABLE parted_high REPLICA IDENTITY FULL",
+        "INSERT INTO parted VALUES (1, 'old'), (11, 'old')",
+    )
+    capture = Capture(replace(settings, tables=("parted", "orders")))
+    try:
+        assert [one for one in capture.start().warnings if "is partitioned" in one]
+        catch_up(capture)
+        execute(
+            settings.dsn, "INSERT INTO parted VALUES (2, 'new'), (12, 'new')", "INSERT INTO orders VALUES (100, '')"
+        )
+        execute(settings.dsn, "UPDATE parted SET id = 13 WHERE id = 2", "DELETE FROM parted WHERE id = 11")
+        execute(settings.dsn, "TRUNCATE parted")
+        catch_up(capture)
+    finally:
+        capture.drop()
+    rows = values_of(settings, "public.parted")
+    assert sorted(row["after"]["id"] for row in rows if row["op"] == "r") == [1, 11]
+    assert sorted(row["op"] for row in rows if row["op"] != "r") == ["c", "c", "c", "d", "d", "t"]
+    assert not [name for name in LogReader(settings.log_root).topics() if "parted_" in name]
+    ends = [event for event in values_of(settings, "transaction") if event["status"] == "END"]
+    named = [{one["data_collection"]: one["event_count"] for one in event["data_collections"]} for event in ends]
+    counts = [{name: count for name, count in one.items() if name.startswith("public.")} for one in named]
+    assert [one for one in counts if one] == [
+        {"public.parted": 2, "public.orders": 1},
+        {"public.parted": 3},
+        {"public.parted": 1},
+    ]
+
+
+def test_partitions_that_are_published_by_themselves_are_refused(server: EmbeddedPostgres, database: str) -> None:
+    dsn = server.dsn(database)
+    execute(dsn, "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    execute(dsn, "CREATE PUBLICATION new_publication FOR TABLE parted")
+    assert "publish_via_partition_root = true" in refusal(dsn, "parted")
+
+
+def test_a_slot_that_the_server_has_given_up_needs_a_human(tmp_path: Path) -> None:
+    small = {"fsync": "off", "max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size": "32MB"}
+    postgres = EmbeddedPostgres(tmp_path / "pg", settings=small)
+    try:
+        postgres.start()
+        execute(postgres.dsn(), "CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
+        capture = Capture(CaptureSettings(postgres.dsn(), ("orders",), "shop", 1, tmp_path / "state", "s", "p"))
+        start(capture)
+        capture.stop()
+        for _ in range(6):
+            with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+                connection.execute("INSERT INTO orders SELECT max(id) + 1 FROM orders")
+                connection.execute("SELECT pg_switch_wal()")
+                connection.execute("CHECKPOINT")
+        capture.start()
+        try:
+            with pytest.raises(
+                FixConfiguration, match="has thrown away changes that the slot s still needed"
+            ) as refused:
+                wait_for_refusal(capture)
+            assert "max_slot_wal_keep_size" in refused.value.remedy
+        finally:
+            capture.stop()
+    finally:
+        postgres.remove()
+
+
+@pytest.mark.parametrize("told_by", ["environment", "passfile"])
+def test_a_password_that_is_not_in_the_dsn_reaches_the_engine_and_is_not_kept(
+    server: EmbeddedPostgres, settings: CaptureSettings, tmp_path: Path, told_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "kept-somewhere-else"
+    execute(server.dsn(), f"DROP ROLE IF EXISTS keeper2; CREATE ROLE keeper2 SUPERUSER LOGIN PASSWORD '{secret}'")
+    if told_by == "environment":
+        monkeypatch.setenv("PGPASSWORD", secret)
+    else:
+        (tmp_path / "passfile").write_text(f"*:*:*:keeper2:{secret}\n")
+        (tmp_path / "passfile").chmod(0o600)
+        monkeypatch.setenv("PGPASSFILE", str(tmp_path / "passfile"))
+    dsn = settings.dsn.replace("postgres:tidegate@", "keeper2@")
+    capture = Capture(replace(settings, dsn=dsn))
+    try:
+        start(capture)
+    finally:
+        capture.drop()
+    assert len(values_of(settings, "public.orders")) == 50
+    files = [path for path in settings.state.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if secret.encode() in path.read_bytes()]
+
+
+def test_an_engine_without_its_server_says_so_until_it_goes_on(
+    capture: Capture, settings: CaptureSettings, server: EmbeddedPostgres
+) -> None:
+    start(capture)
+    capture.check()
+    assert capture.trouble is None
+    server.stop()
+    try:
+        wait_until(lambda: trouble_of(capture) is not None)
+        assert capture.trouble and "remedy: " in capture.trouble and "tidegate@" not in capture.trouble
+    finally:
+        server.start()
+    wait_until(lambda: trouble_of(capture) is None)
+    catch_up(capture)
+
+
+def trouble_of(capture: Capture) -> str | None:
+    capture.check()
+    return capture.trouble
+
+
 def test_a_role_learns_one_by_one_what_it_lacks(server: EmbeddedPostgres, database: str) -> None:
     owner, dsn = server.dsn(database), server.dsn(database, "clerk", "clerk")
     execute(owner, "CREATE ROLE clerk LOGIN PASSWORD 'clerk'")

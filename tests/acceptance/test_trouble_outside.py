@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.pipeline import read_rows, write_files
 from tests.shell import Shell
 
 from tidegate.cli.init import write_project
@@ -184,6 +185,8 @@ class LiveRun:
         self.process.terminate()
         code = self.process.wait(timeout=30)
         self._thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         return code
 
 
@@ -214,6 +217,32 @@ def test_a_destination_that_is_away_is_waited_for(tmp_path: Path, shell: Shell, 
     verified = shell("verify", "--project", folder, DESTINATION_DSN=server.dsn())
     assert verified.code == 0, verified.out + verified.err
     assert rows_of(server.dsn(), "waited") == {1: "paid", 2: "paid", 4: "new"}
+
+
+@pytest.mark.timeout(240)
+def test_a_source_that_is_away_is_told_and_followed_again(tmp_path: Path, server: EmbeddedPostgres) -> None:
+    with psycopg.connect(server.dsn()) as connection:
+        connection.execute("CREATE TABLE notes (id int PRIMARY KEY, text text)")
+        connection.execute("INSERT INTO notes VALUES (1, 'first')")
+    project = "name: away\nsource: {kind: postgres, dsn: '${DESTINATION_DSN}', tables: [notes]}\nmaterializations:\n"
+    copies = "SELECT n.id, n.text, COUNT(*) AS copies FROM notes n GROUP BY n.id, n.text"
+    materialization = "  - {view: copies, to: sqlite, path: out.db, table: copies}\n"
+    live = LiveRun(write_files(tmp_path, project + materialization, copies=copies), server.dsn())
+    try:
+        live.await_event(event="delivered")
+        server.stop()
+        trouble = live.await_event(event="trouble", name="source")["error"]
+        assert "remedy: " in trouble and "tidegate@" not in trouble
+        server.start()
+        live.await_event(event="trouble", name="source", error=None)
+        with psycopg.connect(server.dsn()) as connection:
+            connection.execute("INSERT INTO notes VALUES (2, 'second')")
+        live.await_event(event="delivered", documents=1)
+    finally:
+        server.start()
+        code = live.stop()
+    assert code == 0
+    assert read_rows(tmp_path / "out.db", "SELECT id, text FROM copies ORDER BY id") == [(1, "first"), (2, "second")]
 
 
 def files_with(secret: str, folder: Path) -> list[Path]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from tests.crash.events import MadeUpShop, Recording, record, write_growing_project
 from tests.crash.following import Follower, sqlite_reader
 from tests.crash.program import Running, program, wait_until
+from tests.pipeline import read_rows, write_files
 
+from tidegate.embedded.postgres import EmbeddedPostgres
 from tidegate.errors import Fenced
 
 
@@ -42,3 +46,53 @@ def test_of_two_runs_one_ends_with_code_4_and_writes_nothing(tmp_path: Path) -> 
         assert code == 0, run.told()
         one.verify()
     follower.assert_at_the_end()
+
+
+PROJECT = """
+name: two_runs
+spark: {master: "local[2]"}
+source: {kind: postgres, dsn: "${SHOP_DSN}", tables: [notes]}
+materializations:
+  - {view: copies, to: sqlite, path: out.db, table: copies}
+"""
+COPIES = "SELECT n.id, n.text, COUNT(*) AS copies FROM notes n GROUP BY n.id, n.text"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    postgres = EmbeddedPostgres(tmp_path / "postgres", settings={"fsync": "off"})
+    postgres.start()
+    yield postgres
+    postgres.remove()
+
+
+def note(server: EmbeddedPostgres, number: int) -> None:
+    with psycopg.connect(server.dsn()) as connection:
+        connection.execute("INSERT INTO notes VALUES (%s, 'noted')", [number])
+
+
+def notes(project: Path) -> list[int]:
+    return [row[0] for row in read_rows(project / "out.db", "SELECT id FROM copies ORDER BY id")]
+
+
+@pytest.mark.timeout(300)
+def test_of_two_runs_that_follow_a_server_one_ends_with_code_4_and_the_other_goes_on(
+    tmp_path: Path, server: EmbeddedPostgres
+) -> None:
+    """The engine of the one has to let go of the log and of the slot before the other's can begin."""
+    project = write_files(tmp_path / "project", PROJECT, copies=COPIES)
+    with psycopg.connect(server.dsn()) as connection:
+        connection.execute("CREATE TABLE notes (id int PRIMARY KEY, text text)")
+    note(server, 1)
+    with program(project, {"SHOP_DSN": server.dsn()}) as one:
+        first = one.run()
+        first.await_delivery()
+        second = one.run()
+        wait_until(lambda: not (first.is_running and second.is_running), 90, "one of the two ends")
+        fenced, left = (second, first) if first.is_running else (first, second)
+        assert fenced.end() == Fenced.exit_code, fenced.told()
+        assert "Traceback" not in fenced.complaints()
+        note(server, 2)
+        wait_until(lambda: notes(project) == [1, 2], 150, "the other one delivers what comes")
+        left.interrupt()
+        assert left.end() == 0, left.told()

@@ -154,7 +154,8 @@ class Simulation:
         return True
 
     def _holds_no_snapshot(self, one: LogPartition) -> bool:
-        return one.topic not in COLLECTIONS.values() or (one.topic, one.partition) in self.sealer.streamed
+        others = {NOTIFICATIONS.topic, *COLLECTIONS.values()}
+        return one.topic not in others or (one.topic, one.partition) in self.sealer.streamed
 
     def _facts_of(self, tick: int, ranges: Sequence[OffsetRange], ends: Mapping[LogPartition, int]) -> TickFacts:
         records = [(place, record) for one in ranges for place, record in self._records(one)]
@@ -169,7 +170,7 @@ class Simulation:
             [seen for one in ranges for seen in self._rows_seen(one)],
             [record for _, record in records if isinstance(record, TransactionEvent)],
             frozenset(row.group for _, row in rows if row.last_of_snapshot),
-            announced[-1] if announced else None,
+            ["COMPLETED" if completed else "STARTED" for completed in announced],
             frozenset((row.table, row.partition) for _, row in rows if row.order is not None),
             frozenset(partitions if self.filled else ()),
         )

@@ -24,7 +24,16 @@ from tests.unit.sealing_simulation import (
 )
 
 from tidegate.capture.debezium import Collected, TransactionEvent
-from tidegate.capture.sealing import Remembered, RowsSeen, SealedTransaction, Sealer, TickFacts, Waiting, distinct
+from tidegate.capture.sealing import (
+    Numbers,
+    Remembered,
+    RowsSeen,
+    SealedBefore,
+    SealedTransaction,
+    Sealer,
+    TickFacts,
+    Waiting,
+)
 from tidegate.errors import FixConfiguration
 
 PARTITIONS = st.integers(0, 2)
@@ -201,8 +210,9 @@ def groups_of(sealed: Sequence[SealedTransaction]) -> list[str]:
 def test_a_whole_transaction_says_where_it_stands_and_which_ticks_hold_its_rows() -> None:
     first = TickFacts(4, [rows(7, "orders", 1, 1)], [begin(7, 40)])
     second = TickFacts(6, [rows(7, "lines", 2, 3)], [end(7, 60, orders=1, lines=2)])
+    tables = frozenset({"orders", "lines"})
     assert sealer_of(first, second).seal(-1) == [
-        SealedTransaction(1, "7", "7:60", 60, 1_700_000_000_000, 3, frozenset({4, 6}))
+        SealedTransaction(1, "7", "7:60", 60, 1_700_000_000_000, 3, frozenset({4, 6}), tables)
     ]
 
 
@@ -247,7 +257,7 @@ def test_more_rows_than_were_promised_are_refused() -> None:
 
 
 def test_what_a_restarted_run_remembers_is_not_sealed_again() -> None:
-    remembered = Remembered(next_position=3, last_lsn=60, recent=(("7", 60),))
+    remembered = Remembered(next_position=3, last_lsn=60, recent=(SealedBefore("7", 60),))
     again = TickFacts(9, [rows(7, "orders", 1, 1)], [begin(7, 40), end(7, 60, orders=1)])
     sealer = sealer_of(again, remembered=remembered)
     assert sealer.seal(9) == []
@@ -256,7 +266,7 @@ def test_what_a_restarted_run_remembers_is_not_sealed_again() -> None:
 
 
 def test_a_number_that_comes_round_again_is_another_transaction() -> None:
-    remembered = Remembered(next_position=3, last_lsn=60, recent=(("7", 60),))
+    remembered = Remembered(next_position=3, last_lsn=60, recent=(SealedBefore("7", 60),))
     later = TickFacts(9, [rows(7, "orders", 1, 1, lsn=905)], [begin(7, 900), end(7, 910, orders=1)])
     assert [one.position for one in sealer_of(later, remembered=remembered).seal(-1)] == [3]
 
@@ -290,7 +300,7 @@ def test_a_snapshot_without_an_end_is_reported() -> None:
 
 
 def test_the_word_that_the_first_snapshot_is_whole_may_come_before_its_rows() -> None:
-    sealer = sealer_of(TickFacts(0, snapshot_completed=True), remembered=Remembered())
+    sealer = sealer_of(TickFacts(0, snapshot_words=["COMPLETED"]), remembered=Remembered())
     assert sealer.needed_since == 0
     sealer.take(TickFacts(1, [RowsSeen("snapshot:600:10", "orders", 0, 4, 10)]))
     assert sealer.wants_barrier
@@ -300,11 +310,185 @@ def test_the_word_that_the_first_snapshot_is_whole_may_come_before_its_rows() ->
 
 
 def test_that_word_counts_for_nothing_once_another_snapshot_has_started() -> None:
-    sealer = sealer_of(TickFacts(0, snapshot_completed=True), remembered=Remembered())
-    sealer.take(TickFacts(1, [RowsSeen("snapshot:600:10", "orders", 0, 4, 10)], snapshot_completed=False))
+    sealer = sealer_of(TickFacts(0, snapshot_words=["COMPLETED"]), remembered=Remembered())
+    sealer.take(TickFacts(1, [RowsSeen("snapshot:600:10", "orders", 0, 4, 10)], snapshot_words=["STARTED"]))
     assert sealer.seal(1) == []
-    sealer.take(TickFacts(2, snapshot_completed=True))
+    sealer.take(TickFacts(2, snapshot_words=["COMPLETED"]))
     assert groups_of(sealer.seal(2)) == ["snapshot:600:10"]
+
+
+# --- tables that END does not count
+
+
+def test_a_row_of_a_table_that_its_end_does_not_count_is_refused_before_the_transaction_is_sealed() -> None:
+    """Its topic is routed: END counts the table by another name."""
+    facts = TickFacts(0, [rows(7, "orders", 1, 1), rows(7, "lines", 2, 2)], [begin(7, 40), end(7, 60, lines=1)])
+    with pytest.raises(FixConfiguration, match="transaction 7:60: table orders: 0 row events expected, 1 seen"):
+        sealer_of(facts).seal(0)
+
+
+def test_such_a_row_is_not_taken_for_a_repeat_once_the_transaction_is_sealed() -> None:
+    sealer = sealer_of(TickFacts(0, [rows(7, "lines", 2, 2)], [begin(7, 40), end(7, 60, lines=1)]))
+    told = [one.remembered_as for one in sealer.seal(0)]
+    restarted = Remembered(next_position=2, last_lsn=60, recent=tuple(told))
+    for one in (sealer, Sealer(COLLECTIONS, restarted)):
+        one.take(TickFacts(1, [rows(7, "lines", 2, 2)]))
+        assert one.pending_rows == {}
+        with pytest.raises(FixConfiguration, match="its END counts no row event of table orders: but one has come"):
+            one.take(TickFacts(2, [rows(7, "orders", 1, 1)]))
+
+
+# --- commit order
+
+
+def test_a_transaction_that_comes_behind_a_later_one_is_refused_not_taken_for_a_repeat() -> None:
+    """Recordings called 10.jsonl and 2.jsonl are read in this order."""
+    sealer = sealer_of(TickFacts(0, [rows(9, "orders", 1, 1)], [begin(9, 80), end(9, 90, orders=1)]))
+    with pytest.raises(FixConfiguration, match=r"7:60 comes behind 9:90, .*: not in commit order") as refused:
+        sealer.take(TickFacts(1, [], [begin(7, 40), end(7, 60, orders=1)]))
+    assert "names" in refused.value.remedy
+
+
+def test_the_order_is_kept_over_a_restart() -> None:
+    remembered = Remembered(next_position=3, last_lsn=90, recent=(SealedBefore("9", 90),))
+    with pytest.raises(FixConfiguration, match="7:60 comes behind one that ends at LSN 90"):
+        sealer_of(TickFacts(1, [], [begin(7, 40), end(7, 60, orders=1)]), remembered=remembered)
+
+
+def test_a_repeat_of_what_is_sealed_or_waits_changes_nothing() -> None:
+    both = [begin(7, 40), end(7, 60, orders=1), begin(8, 41), end(8, 70, orders=1)]
+    sealer = sealer_of(TickFacts(0, [rows(7, "orders", 1, 1)], both))
+    assert groups_of(sealer.seal(0)) == ["7"]
+    sealer.take(TickFacts(1, [rows(7, "orders", 1, 1)], both))
+    assert sealer.pending_transactions == 1
+    sealer.take(TickFacts(2, [rows(8, "orders", 1, 1)]))
+    assert groups_of(sealer.seal(0)) == ["8"]
+
+
+def test_of_very_many_transactions_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.capture.sealing.REMEMBERED_TRANSACTIONS", 3)
+    events = {xid: [begin(xid, 10 * xid), end(xid, 10 * xid + 5, idle=0)] for xid in range(1, 6)}
+    sealer = sealer_of(TickFacts(0, [], [event for one in events.values() for event in one]))
+    assert len(sealer.seal(0)) == 5
+    sealer.take(TickFacts(1, [], [*events[3], *events[4], *events[5]]))
+    assert sealer.seal(1) == []
+    with pytest.raises(FixConfiguration, match="2:25 comes behind 5:55"):
+        sealer.take(TickFacts(2, [], events[2]))
+
+
+# --- snapshots and what comes around them
+
+
+def test_binlog_snapshots_follow_each_other_by_file_and_then_by_position() -> None:
+    torn, whole = "snapshot:mysql-bin.000009:900", "snapshot:mysql-bin.000010:150"
+    sealer = sealer_of(TickFacts(0, [RowsSeen(torn, "orders", 0, 4, 0)]), remembered=Remembered())
+    sealer.take(TickFacts(1, [RowsSeen(whole, "orders", 5, 7, 0)], last_snapshot_rows=frozenset({whole})))
+    sealer.take(TickFacts(2, [RowsSeen(torn, "orders", 8, 8, 0)]))
+    assert [(one.group, one.rows) for one in sealer.seal(2)] == [(whole, 3)]
+
+
+def baseline(lsn: int, tick: int = 0, words: Sequence[str] = ("STARTED", "COMPLETED")) -> TickFacts:
+    group = f"snapshot:600:{lsn}"
+    return TickFacts(tick, [RowsSeen(group, "orders", 0, 4, lsn)], (), frozenset({group}), words)
+
+
+def test_a_transaction_that_the_snapshot_holds_already_is_refused() -> None:
+    """The slot was older than the snapshot: what is streamed again would undo what came in between."""
+    sealer = sealer_of(baseline(65), remembered=Remembered())
+    assert groups_of(sealer.seal(0)) == ["snapshot:600:65"]
+    sealer.take(TickFacts(1, [rows(7, "orders", 1, 1)], [begin(7, 40), end(7, 60, orders=1)]))
+    with pytest.raises(FixConfiguration, match="7:60 committed before the snapshot snapshot:600:65") as refused:
+        sealer.seal(1)
+    assert "create the slot" in refused.value.remedy
+
+
+def test_a_transaction_of_other_tables_may_be_older_than_the_snapshot() -> None:
+    events = [begin(7, 40), end(7, 60, elsewhere=1), begin(8, 61), end(8, 70, orders=1)]
+    sealer = sealer_of(baseline(65), TickFacts(1, [rows(8, "orders", 1, 1)], events), remembered=Remembered())
+    assert groups_of(sealer.seal(1)) == ["snapshot:600:65", "7", "8"]
+
+
+BASELINE = Remembered(next_position=1, last_snapshot="snapshot:600:10")
+
+
+def test_another_snapshot_behind_the_baseline_is_refused() -> None:
+    """It may be of one table: taken as a baseline it would empty the others."""
+    sealer = sealer_of(baseline(10), remembered=Remembered())
+    assert groups_of(sealer.seal(0)) == ["snapshot:600:10"]
+    sealer.take(baseline(90, 1, words=()))
+    assert sealer.wants_barrier
+    assert sealer.seal(0) == []
+    with pytest.raises(FixConfiguration, match=r"another snapshot \(snapshot:600:90\)"):
+        sealer.seal(1)
+
+
+def test_a_snapshot_of_some_tables_is_refused_though_it_was_announced() -> None:
+    sealer = sealer_of(baseline(90, words=("STARTED", "PARTIAL", "COMPLETED")), remembered=BASELINE)
+    with pytest.raises(FixConfiguration, match="they would empty all other tables"):
+        sealer.seal(0)
+
+
+def test_another_snapshot_that_was_announced_replaces_the_baseline() -> None:
+    sealer = sealer_of(TickFacts(3, snapshot_words=["STARTED"]), remembered=BASELINE)
+    sealer.take(baseline(90, 4, words=["COMPLETED"]))
+    assert groups_of(sealer.seal(4)) == ["snapshot:600:90"]
+    sealer.take(baseline(95, 5, words=()))
+    with pytest.raises(FixConfiguration, match="another snapshot"):
+        sealer.seal(5)
+
+
+def test_that_it_was_announced_is_known_after_a_restart() -> None:
+    announced = TickFacts(3, snapshot_words=["STARTED"])
+    sealer = sealer_of(announced, remembered=BASELINE)
+    assert sealer.seal(3) == []
+    assert sealer.needed_since == 3
+    restarted = sealer_of(announced, baseline(90, 4, words=["COMPLETED"]), remembered=BASELINE)
+    assert groups_of(restarted.seal(4)) == ["snapshot:600:90"]
+    assert restarted.needed_since is None
+
+
+def test_an_announcement_is_over_when_that_snapshot_is_whole_without_a_row() -> None:
+    sealer = sealer_of(TickFacts(3, snapshot_words=["STARTED", "COMPLETED"]), remembered=BASELINE)
+    assert sealer.seal(3) == []
+    assert sealer.needed_since is None
+    sealer.take(baseline(90, 4, words=()))
+    with pytest.raises(FixConfiguration, match="another snapshot"):
+        sealer.seal(4)
+
+
+def test_a_snapshot_that_begins_before_the_baseline_is_sealed_replaces_it_later() -> None:
+    """The connector fell between the word that its snapshot is whole and its own note of that."""
+    sealer = sealer_of(baseline(10), TickFacts(1, snapshot_words=["STARTED"]), remembered=Remembered())
+    assert groups_of(sealer.seal(1)) == ["snapshot:600:10"]
+    sealer.take(baseline(90, 2, words=["COMPLETED"]))
+    assert groups_of(sealer.seal(2)) == ["snapshot:600:90"]
+
+
+# --- counting
+
+
+def test_what_is_pending_is_counted_once_until_something_comes_or_is_sealed() -> None:
+    sealer = sealer_of(TickFacts(0, [rows(7, "orders", 1, 2), rows(7, "orders", 2, 3)], [begin(7, 40)]))
+    assert sealer.pending_rows == {"orders": 3}
+    assert sealer.pending_rows is sealer.pending_rows
+    assert sealer.waiting() is sealer.waiting()
+    sealer.take(TickFacts(1, [rows(7, "orders", 4, 4)]))
+    assert sealer.pending_rows == {"orders": 4}
+    assert [one.seen for one in sealer.waiting()] == [4]
+    sealer.take(TickFacts(2, [], [end(7, 60, orders=4)]))
+    assert groups_of(sealer.seal(2)) == ["7"]
+    assert (sealer.pending_rows, sealer.waiting()) == ({}, [])
+
+
+def count_of(ranges: Sequence[tuple[int, int]]) -> int:
+    """As it is counted in one go, and after each range."""
+    together, one_by_one = Numbers(*ranges[0]), Numbers(*ranges[0])
+    for first, last in ranges[1:]:
+        together.add(first, last)
+        one_by_one.add(first, last)
+        assert one_by_one.count > 0
+    assert together.count == one_by_one.count
+    return together.count
 
 
 @pytest.mark.parametrize(
@@ -312,10 +496,10 @@ def test_that_word_counts_for_nothing_once_another_snapshot_has_started() -> Non
     [([(1, 3)], 3), ([(1, 3), (2, 5)], 5), ([(4, 9), (1, 2), (5, 6)], 8), ([(0, 0), (0, 0)], 1), ([(1, 1), (3, 3)], 2)],
 )
 def test_repeated_numbers_count_once(ranges: list[tuple[int, int]], count: int) -> None:
-    assert distinct(ranges) == count
+    assert count_of(ranges) == count
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), min_size=1))
 def test_ranges_count_as_the_numbers_in_them(spans: list[tuple[int, int]]) -> None:
     ranges = [(first, first + more) for first, more in spans]
-    assert distinct(ranges) == len({number for first, last in ranges for number in range(first, last + 1)})
+    assert count_of(ranges) == len({number for first, last in ranges for number in range(first, last + 1)})

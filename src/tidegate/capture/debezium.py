@@ -41,6 +41,17 @@ class Source(msgspec.Struct, gc=False, rename={"tx_id": "txId"}):
     sequence: str | None = None
 
 
+class _Origin(msgspec.Struct, gc=False):
+    connector: str | None = None
+    db: str | None = None
+    schema: str | None = None
+    table: str | None = None
+
+
+class _FromTable(msgspec.Struct, gc=False):
+    source: _Origin
+
+
 class InTransaction(msgspec.Struct, gc=False):
     id: str
     total_order: int
@@ -64,6 +75,12 @@ class TransactionEvent(msgspec.Struct, gc=False):
 class Notification(msgspec.Struct, gc=False):
     type: str
     aggregate_type: str
+    additional_data: dict[str, str] | None = None
+
+    @property
+    def collections(self) -> frozenset[str]:
+        """The tables that the snapshot is taken of; none if this is not said."""
+        return frozenset(filter(None, (self.additional_data or {}).get("data_collections", "").split(",")))
 
 
 class _Wrapped(msgspec.Struct, gc=False):
@@ -76,6 +93,7 @@ class _Wrapped(msgspec.Struct, gc=False):
 _wrapped = msgspec.json.Decoder(_Wrapped).decode
 _transaction_event = msgspec.json.Decoder(TransactionEvent).decode
 _notification = msgspec.json.Decoder(Notification).decode
+_from_table = msgspec.json.Decoder(_FromTable).decode
 
 
 def payload(value: bytes) -> bytes:
@@ -115,6 +133,31 @@ def notification(value: bytes) -> Notification | None:
         return None
 
 
+def collection_of(value: bytes) -> str | None:
+    """The table that a row event tells of, as END names it; None if the event does not say."""
+    try:
+        source = _from_table(payload(value)).source
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    schema = source.db if source.connector in BINLOG else source.schema
+    return f"{schema}.{source.table}" if schema and source.table else None
+
+
+def check_collection(values: Sequence[bytes | None], collection: str, topic: str, partition: int, first: int) -> None:
+    """Refuses a topic whose first row event is of another table than the topic's name says."""
+    for offset, value in enumerate(values, first):
+        found = collection_of(value) if value is not None else None
+        if found is not None and found != collection:
+            raise BadRecord(
+                f'{Place(topic, partition, offset)}: a row of table "{found}" in the topic of "{collection}":'
+                " END counts it by another name than the topic's",
+                remedy="Record without routing (no transform that renames topics), one topic for each table, called"
+                " PREFIX.schema.table; then begin with a new state folder.",
+            )
+        if value is not None:
+            return
+
+
 def transaction_group(transaction_id: str) -> str:
     """What all events of one transaction share: the part before the colon on Postgres, the whole id elsewhere."""
     head, colon, tail = transaction_id.partition(":")
@@ -134,9 +177,17 @@ def snapshot_group(source: Source) -> str:
     return f"snapshot:{source.file}:{source.pos}"
 
 
-def snapshot_order(group: str) -> int:
-    """A later generation has the greater number."""
-    return int(group.rsplit(":", 1)[1])
+def snapshot_order(group: str) -> tuple[int, int]:
+    """A later generation has the greater one: by LSN, or by the binlog's number and the position in it."""
+    origin, place = group.removeprefix("snapshot:").rsplit(":", 1)
+    number = origin.rpartition(".")[2]
+    return (int(number) if snapshot_lsn(group) is None and number.isdigit() else 0), int(place)
+
+
+def snapshot_lsn(group: str) -> int | None:
+    """The LSN that a snapshot was taken at; only Postgres has one."""
+    origin, place = group.removeprefix("snapshot:").rsplit(":", 1)
+    return int(place) if origin == "None" or origin.isdigit() else None
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -153,7 +204,7 @@ class RowEvents:
         self.keys: list[KeyBytes] = []
         self.cells: list[Cell | None] = []
         self.lsns: list[int] = []
-        self.last_snapshot_row = False
+        self.last_snapshot_rows: set[str] = set()  # the groups of those that say so
         self.streamed = False  # a row of the stream was seen, so the snapshot is behind
 
 
@@ -211,8 +262,10 @@ class RowDecoder:
             raise DoesNotFit("it has no transaction metadata: set provide.transaction.metadata=true in the connector")
         if source.snapshot == "incremental":
             raise DoesNotFit("incremental snapshots are not supported: use the connector's initial snapshot")
-        events.last_snapshot_row |= source.snapshot == "last"
-        events.groups.append(snapshot_group(source))
+        group = snapshot_group(source)
+        if source.snapshot == "last":
+            events.last_snapshot_rows.add(group)
+        events.groups.append(group)
         events.orders.append(offset)
 
     def _change(self, events: RowEvents, event: Any) -> None:

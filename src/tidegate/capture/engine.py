@@ -118,7 +118,7 @@ def has_whole_snapshot(settings: CaptureSettings) -> bool:
 
 
 def connector_properties(settings: CaptureSettings, server: dict[str, str]) -> dict[str, str]:
-    """Debezium's settings; `server` has the parts of the dsn (host, port, user, password, dbname, sslmode)."""
+    """Debezium's settings; `server` has the parts of the dsn (host, user, sslmode, …)."""
     return {
         "name": "tidegate",
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -141,12 +141,15 @@ def _server_properties(server: dict[str, str]) -> dict[str, str]:
         "database.password": server.get("password", ""),
         "database.dbname": server.get("dbname", server.get("user", "postgres")),
         "database.sslmode": server.get("sslmode", "prefer"),
+        **{f"database.{name}": server[name] for name in _SSL_FILES if server.get(name)},
     }
 
 
+_SSL_FILES = ("sslrootcert", "sslcert", "sslkey", "sslpassword")
 _FIXED_PROPERTIES = {
     "plugin.name": "pgoutput",
     "publication.autocreate.mode": "filtered",
+    "publish.via.partition.root": "true",  # a partitioned table has one topic, and END counts its rows by one name
     "provide.transaction.metadata": "true",
     "skipped.operations": "none",
     "decimal.handling.mode": "string",

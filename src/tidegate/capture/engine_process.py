@@ -29,10 +29,10 @@ from tidegate.capture.engine import (
     has_whole_snapshot,
 )
 from tidegate.capture.log import LogWriter
-from tidegate.capture.server_check import conninfo_parts, free_slot
+from tidegate.capture.server_check import conninfo_parts, free_slot, server_parts
 from tidegate.errors import DefinitelyNotDone, FixConfiguration, TidegateError
 
-LOCK_SECONDS = 10.0
+LOCK_SECONDS = 60.0  # a run that is fenced off ends its tick before it lets go
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,6 +42,7 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
     remedy: str = ""
     exit_code: int = 0
+    works: bool = False  # a batch has become durable
 
 
 class _Event(msgspec.Struct):
@@ -107,8 +108,11 @@ class EngineProcess:
         self._settings = settings
         self._status_out = status_out
         self._between_batches = threading.Lock()
+        self._secret = conninfo_parts(settings.dsn).get("password", "")
+        self._told = Status("starting")
 
     def tell(self, status: Status) -> None:
+        self._told = status
         os.write(self._status_out, msgspec.json.encode(status) + b"\n")
 
     def run(self) -> NoReturn:
@@ -135,17 +139,18 @@ class EngineProcess:
         writer = LogWriter(self._settings.log_root, wait_seconds=LOCK_SECONDS)  # the former child is dead from here on
         free_slot(self._settings)
         begin_from_kept_offsets(self._settings)
+        server = server_parts(self._settings.dsn)
+        self._secret = server["password"] or self._secret
         batches = Batches(self._settings, writer, self.tell)
         _start_java(self._settings.state)
         self.tell(Status("streaming" if has_whole_snapshot(self._settings) else "snapshot"))
         failure: list[str] = []
-        engine = _build_engine(self._settings, self._consumer(batches), failure)
+        engine = _build_engine(connector_properties(self._settings, server), self._consumer(batches), failure)
         engine.run()
         raise self._engine_error("; ".join(failure) or "the engine ended by itself")
 
     def _engine_error(self, cause: str) -> TidegateError:
-        password = conninfo_parts(self._settings.dsn).get("password")
-        shown = cause.replace(password, "***") if password else cause
+        shown = cause.replace(self._secret, "***") if self._secret else cause
         log = self._settings.state / "engine.log"
         for symptom, remedy in _NEEDS_A_HUMAN.items():
             if symptom in cause:
@@ -178,6 +183,8 @@ class EngineProcess:
                     committer.markProcessed(resumable)
                     committer.markBatchFinished()
                     keep_offsets(self._settings)
+                if not self._told.works:
+                    self.tell(Status(self._told.state, works=True))
             except TidegateError as error:
                 self.fail(error)
             except BaseException as error:
@@ -226,7 +233,7 @@ def _start_java(state: Path) -> None:
         ) from error
 
 
-def _build_engine(settings: CaptureSettings, consumer: Any, failure: list[str]) -> Any:
+def _build_engine(settings: dict[str, str], consumer: Any, failure: list[str]) -> Any:
     import jpype
 
     @jpype.JImplements("io.debezium.engine.DebeziumEngine$CompletionCallback")
@@ -237,7 +244,7 @@ def _build_engine(settings: CaptureSettings, consumer: Any, failure: list[str]) 
                 failure.append(_java_causes(message, error))
 
     properties = jpype.JClass("java.util.Properties")()
-    for name, value in connector_properties(settings, conninfo_parts(settings.dsn)).items():
+    for name, value in settings.items():
         properties.setProperty(name, value)
     engine_class = jpype.JClass("io.debezium.engine.DebeziumEngine")
     builder = engine_class.create(jpype.JClass("io.debezium.engine.format.Json")).using(properties)

@@ -8,11 +8,17 @@ once everything that the log held after its last sign of life was seen has been 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tidegate.capture.debezium import TransactionEvent, commit_lsn, snapshot_order, transaction_group
+from tidegate.capture.debezium import (
+    TransactionEvent,
+    commit_lsn,
+    snapshot_lsn,
+    snapshot_order,
+    transaction_group,
+)
 from tidegate.errors import FixConfiguration
 
 REMEMBERED_TRANSACTIONS = 200_000
@@ -37,9 +43,19 @@ class TickFacts:
     rows: Iterable[RowsSeen] = ()
     transactions: Iterable[TransactionEvent] = ()
     last_snapshot_rows: frozenset[str] = frozenset()
-    snapshot_completed: bool | None = None  # False: one has started since
+    snapshot_words: Sequence[
+        str
+    ] = ()  # of initial snapshots, in order: STARTED, COMPLETED; PARTIAL: of some tables only
     streamed: frozenset[tuple[str, int]] = frozenset()
     partitions: frozenset[tuple[str, int]] = frozenset()
+
+
+class SealedBefore(NamedTuple):
+    """By this a repeat is told from another transaction with the same number, and from rows that END did not count."""
+
+    group: str
+    lsn: int
+    tables: frozenset[str] | None = None  # those that END counted; None if that is not known
 
 
 @dataclass(frozen=True)
@@ -53,15 +69,15 @@ class SealedTransaction:
     commit_ms: int | None
     rows: int
     ticks: frozenset[int]
+    tables: frozenset[str] | None = None  # those that END counted; None without an END
 
     @property
     def is_snapshot(self) -> bool:
         return self.group.startswith(SNAPSHOT)
 
     @property
-    def remembered_as(self) -> tuple[str, int]:
-        """By this a repeat is told from another transaction with the same number."""
-        return self.group, commit_lsn(self.id) or 0
+    def remembered_as(self) -> SealedBefore:
+        return SealedBefore(self.group, commit_lsn(self.id) or 0, self.tables)
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,40 @@ class Remembered:
     next_position: int = 0
     last_lsn: int = -1
     last_snapshot: str | None = None
-    recent: tuple[tuple[str, int], ...] = ()
+    recent: tuple[SealedBefore, ...] = ()
+
+
+class Numbers:
+    """Which numbers have come, in closed ranges; they are merged and counted when asked for, once for all that came."""
+
+    __slots__ = ("_count", "_is_counted", "_ranges")
+
+    def __init__(self, first: int, last: int) -> None:
+        self._ranges = [(first, last)]
+        self._count, self._is_counted = last - first + 1, True
+
+    def add(self, first: int, last: int) -> None:
+        self._ranges.append((first, last))
+        self._is_counted = False
+
+    @property
+    def count(self) -> int:
+        if not self._is_counted:
+            self._ranges = _merged(self._ranges)
+            self._count, self._is_counted = sum(last - first + 1 for first, last in self._ranges), True
+        return self._count
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    ranges.sort()
+    merged = ranges[:1]
+    for first, last in ranges:
+        begun, reached = merged[-1]
+        if first > reached + 1:
+            merged.append((first, last))
+        elif last > reached:
+            merged[-1] = (begun, last)
+    return merged
 
 
 @dataclass(frozen=True)
@@ -102,7 +151,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Seen:
-    ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    numbers: dict[str, Numbers] = field(default_factory=dict)
     ticks: set[int] = field(default_factory=set)
 
 
@@ -113,17 +162,6 @@ class _Snapshot:
     ended: int | None = None  # the tick in which its end was learnt
 
 
-def distinct(ranges: list[tuple[int, int]]) -> int:
-    """How many numbers the closed ranges cover."""
-    if len(ranges) == 1:
-        return ranges[0][1] - ranges[0][0] + 1
-    count, reached = 0, -1
-    for first, last in sorted(ranges):
-        count += max(0, last - max(first - 1, reached))
-        reached = max(reached, last)
-    return count
-
-
 class Sealer:
     """Collects facts tick by tick and says which transactions may be sealed, each exactly once, in order."""
 
@@ -132,16 +170,21 @@ class Sealer:
         self._tables = tables
         self._queue: deque[_Open] = deque()
         self._seen: dict[str, _Seen] = {}
-        self._sealed: OrderedDict[str, int] = OrderedDict(remembered.recent)
+        self._closed: dict[str, _Open] = {}  # of the queue, those that have their END or were left
+        self._sealed: OrderedDict[str, SealedBefore] = OrderedDict((one.group, one) for one in remembered.recent)
         self._position = remembered.next_position
-        self._last_lsn = remembered.last_lsn
+        self._last_lsn, self._last_id = remembered.last_lsn, ""
         self._last_snapshot = remembered.last_snapshot
         self._snapshot: _Snapshot | None = None
         self._completed: int | None = None  # the tick that said so of the newest snapshot; its rows may come later
+        self._announced: int | None = None  # the tick that said that a snapshot after the baseline has started
         self._fresh = remembered.next_position == 0
         self._first_begin: int | None = None
         self._streamed: set[tuple[str, int]] = set()
         self._partitions: set[tuple[str, int]] = set()
+        self._counted: dict[frozenset[str], frozenset[str]] = {}
+        self._pending_rows: dict[str, int] | None = None  # until something changes
+        self._waiting: list[Waiting] | None = None
 
     # --- facts in
 
@@ -149,6 +192,7 @@ class Sealer:
         """Takes the facts of one tick; ticks come in order, a repeated one changes nothing."""
         self._partitions |= facts.partitions
         self._streamed |= facts.streamed
+        self._changed()
         for rows in facts.rows:
             self._rows(rows, facts.tick)
         for event in facts.transactions:
@@ -156,25 +200,33 @@ class Sealer:
         self._snapshot_end(facts)
 
     def _rows(self, rows: RowsSeen, tick: int) -> None:
-        group, table, first, last, lsn = rows
+        group, table, first, last, _ = rows
         if group.startswith(SNAPSHOT):
             if not self._snapshot_rows(group, tick):
                 return
-        elif self._is_repeat(group, lsn):
+        elif self._is_repeat(rows):
             return
         seen = self._seen.get(group)
         if seen is None:
             seen = self._seen[group] = _Seen()
-        ranges = seen.ranges.get(table)
-        if ranges is None:
-            seen.ranges[table] = [(first, last)]
+        numbers = seen.numbers.get(table)
+        if numbers is None:
+            seen.numbers[table] = Numbers(first, last)
         else:
-            ranges.append((first, last))
+            numbers.add(first, last)
         seen.ticks.add(tick)
 
-    def _is_repeat(self, group: str, lsn: int) -> bool:
+    def _changed(self) -> None:
+        self._pending_rows = self._waiting = None
+
+    def _is_repeat(self, rows: RowsSeen) -> bool:
         """Numbers of transactions are used again after four thousand million: a later LSN means another one."""
-        return group in self._sealed and lsn <= self._sealed[group]
+        sealed = self._sealed.get(rows.group)
+        if sealed is None or rows.lsn > sealed.lsn:
+            return False
+        if sealed.tables is not None and rows.table not in sealed.tables:
+            raise _not_counted(rows.group, rows.table)
+        return True
 
     def _snapshot_rows(self, group: str, tick: int) -> bool:
         """Notes a generation; False if a later one has replaced it."""
@@ -190,8 +242,8 @@ class Sealer:
         return True
 
     def _snapshot_end(self, facts: TickFacts) -> None:
-        if facts.snapshot_completed is not None:
-            self._completed = facts.tick if facts.snapshot_completed else None
+        for word in facts.snapshot_words:
+            self._snapshot_word(word, facts.tick)
         snapshot = self._snapshot
         if snapshot is None or snapshot.ended is not None:
             return
@@ -199,9 +251,20 @@ class Sealer:
         if snapshot.group in facts.last_snapshot_rows or begun or self._stream_passed(snapshot):
             snapshot.ended = facts.tick
 
+    def _snapshot_word(self, word: str, tick: int) -> None:
+        """A start announces another snapshot if it follows the baseline, or the word that the baseline is whole."""
+        if word == "STARTED":
+            self._announced = tick if not self._fresh or self._completed is not None else None
+            self._completed = None
+        elif word == "PARTIAL":
+            self._announced = None
+        else:
+            self._announced = None if self._fresh else self._announced
+            self._completed = tick
+
     def _stream_passed(self, snapshot: _Snapshot) -> bool:
-        order = snapshot_order(snapshot.group)
-        return any(entry.lsn is not None and entry.lsn > order for entry in self._queue)
+        behind = snapshot_lsn(snapshot.group)
+        return behind is not None and any(entry.lsn is not None and entry.lsn > behind for entry in self._queue)
 
     def _transaction(self, event: TransactionEvent, tick: int) -> None:
         group = transaction_group(event.id)
@@ -229,13 +292,12 @@ class Sealer:
         if not is_repeat and not self._is_known(left.group, left.id):
             left.closed = tick
             self._queue.append(left)
+            self._closed[left.group] = left
 
     def _is_known(self, group: str, begin_id: str) -> bool:
         """A transaction that is sealed, or closed and waiting for that."""
-        sealed_lsn = self._sealed.get(group, -1)
-        return (commit_lsn(begin_id) or 0) <= sealed_lsn or any(
-            entry.group == group and entry.closed is not None for entry in self._queue
-        )
+        sealed = self._sealed.get(group)
+        return group in self._closed or (sealed is not None and (commit_lsn(begin_id) or 0) <= sealed.lsn)
 
     def _end(self, event: TransactionEvent, group: str, tick: int) -> None:
         lsn = commit_lsn(event.id)
@@ -252,12 +314,19 @@ class Sealer:
             self._queue.append(begun)
         begun.id, begun.closed, begun.lsn, begun.commit_ms = event.id, tick, lsn, event.ts_ms
         begun.expected = self._promised(event)
-        self._last_lsn = lsn if lsn is not None else self._last_lsn
+        self._closed[group] = begun
+        self._last_lsn, self._last_id = (lsn, event.id) if lsn is not None else (self._last_lsn, self._last_id)
 
     def _is_known_end(self, group: str, end_id: str, lsn: int | None) -> bool:
-        if lsn is not None:
-            return lsn <= self._last_lsn
-        return group in self._sealed or any(entry.id == end_id and entry.closed is not None for entry in self._queue)
+        """A repeat of what is sealed or waits for that; anything else that commits earlier is out of order."""
+        sealed, closed = self._sealed.get(group), self._closed.get(group)
+        if lsn is None:
+            return sealed is not None or closed is not None
+        if lsn > self._last_lsn:
+            return False
+        if (sealed is None or lsn > sealed.lsn) and (closed is None or closed.lsn != lsn):
+            raise _not_in_commit_order(end_id, self._last_id or f"one that ends at LSN {self._last_lsn}")
+        return True
 
     def _promised(self, event: TransactionEvent) -> dict[str, int]:
         promised: dict[str, int] = {}
@@ -276,24 +345,48 @@ class Sealer:
         """
         sealed: list[SealedTransaction] = []
         first_read_since = max(read_all_since, -1 if snapshot_read_since is None else snapshot_read_since)
+        self._forget_announced(read_all_since)
         while True:
             found = self._next(read_all_since, first_read_since if self._fresh else read_all_since)
             if found is None:
                 return sealed
             sealed.append(found)
 
+    def _forget_announced(self, read_all_since: int) -> None:
+        """A snapshot that was announced, and is whole without a row, or was sealed before that was read."""
+        if self._snapshot is None and self._completed is not None and read_all_since >= self._completed:
+            self._announced = None
+
     def _next(self, read_all_since: int, snapshot_read_since: int) -> SealedTransaction | None:
         head = self._queue[0] if self._queue else None
         if self._snapshot is not None:
-            before = head is not None and head.lsn is not None and head.lsn <= snapshot_order(self._snapshot.group)
-            if self._fresh or not before:
+            if self._is_unannounced(read_all_since):
+                raise _another_snapshot(self._snapshot.group)
+            if self._fresh or not (head and self._is_behind(head, self._snapshot.group)):
                 return self._seal_snapshot(snapshot_read_since)
         elif self._fresh and not self._past_snapshot(snapshot_read_since):
             return None
-        if head is None or not self._is_whole(head, read_all_since):
+        if head is None:
+            return None
+        if head.expected and self._last_snapshot and self._is_behind(head, self._last_snapshot):
+            raise _older_than_snapshot(head, self._last_snapshot)
+        if not self._is_whole(head, read_all_since):
             return None
         self._queue.popleft()
+        if self._closed.get(head.group) is head:
+            del self._closed[head.group]
         return self._sealed_transaction(head)
+
+    @staticmethod
+    def _is_behind(head: _Open, snapshot: str) -> bool:
+        """The snapshot holds the transaction already."""
+        lsn = snapshot_lsn(snapshot)
+        return head.lsn is not None and lsn is not None and head.lsn <= lsn
+
+    def _is_unannounced(self, read_all_since: int) -> bool:
+        """A snapshot behind the baseline, and no word that all tables were begun anew was written before its rows."""
+        assert self._snapshot is not None
+        return not self._fresh and self._announced is None and read_all_since >= self._snapshot.tick
 
     @property
     def streamed(self) -> frozenset[tuple[str, int]]:
@@ -315,6 +408,7 @@ class Sealer:
         if ended is None or read_all_since < ended:
             return None
         self._snapshot, self._last_snapshot, self._completed = None, snapshot.group, None
+        self._announced = self._announced if self._fresh else None
         return self._sealed_transaction(_Open(snapshot.group, snapshot.group, snapshot.tick))
 
     @property
@@ -332,29 +426,31 @@ class Sealer:
         if head.expected is None:
             binlog = transaction_group(head.id) == head.id
             return read_all_since >= head.closed and (binlog or seen is None)
-        for table, expected in head.expected.items():
-            came = distinct(seen.ranges[table]) if seen and table in seen.ranges else 0
-            if came > expected:
-                raise _too_many(head, table, expected, came)
-            if came < expected:
-                return False
-        return True
+        came = {table: numbers.count for table, numbers in seen.numbers.items()} if seen else {}
+        for table, count in came.items():
+            if count > head.expected.get(table, 0):
+                raise _too_many(head, table, head.expected.get(table, 0), count)
+        return all(came.get(table, 0) == expected for table, expected in head.expected.items())
 
     def _sealed_transaction(self, head: _Open) -> SealedTransaction:
         seen = self._seen.pop(head.group, None) or _Seen()
-        promised = head.expected or {}  # as many have come, or it would not be whole
-        rows = sum(promised.get(table) or distinct(ranges) for table, ranges in seen.ranges.items())
-        position = self._position
+        rows = sum(numbers.count for numbers in seen.numbers.values())
+        position, ticks = self._position, frozenset(seen.ticks)
+        tables = None if head.expected is None else self._same(frozenset(head.expected))
         self._position, self._fresh = position + 1, False
-        ticks = frozenset(seen.ticks)
-        sealed = SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, ticks)
+        self._changed()
+        sealed = SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, ticks, tables)
         if not sealed.is_snapshot:
-            self._remember(*sealed.remembered_as)
+            self._remember(sealed.remembered_as)
         return sealed
 
-    def _remember(self, group: str, lsn: int) -> None:
-        self._sealed[group] = lsn
-        self._sealed.move_to_end(group)
+    def _same(self, tables: frozenset[str]) -> frozenset[str]:
+        """One object for each set of tables: very many transactions count the same ones."""
+        return self._counted.setdefault(tables, tables)
+
+    def _remember(self, sealed: SealedBefore) -> None:
+        self._sealed[sealed.group] = sealed
+        self._sealed.move_to_end(sealed.group)
         while len(self._sealed) > REMEMBERED_TRANSACTIONS:
             self._sealed.popitem(last=False)
 
@@ -364,7 +460,7 @@ class Sealer:
     def wants_barrier(self) -> bool:
         """Something waits until all that the log holds has been read, even if nothing new comes."""
         if self._snapshot is not None:
-            return self._snapshot_ended is not None
+            return self._snapshot_ended is not None or (not self._fresh and self._announced is None)
         head = self._queue[0] if self._queue else None
         return head is not None and (self._fresh or (head.closed is not None and head.expected is None))
 
@@ -374,16 +470,18 @@ class Sealer:
         ticks = [min(seen.ticks) for seen in self._seen.values()]
         ticks += [entry.tick for entry in self._queue]
         ticks += [self._completed] if self._fresh and self._completed is not None else []
+        ticks += [self._announced] if self._announced is not None else []
         return min(ticks, default=None)
 
     @property
     def pending_rows(self) -> dict[str, int]:
         """Row events read and not yet sealed, for each table."""
-        rows: dict[str, int] = {}
-        for seen in self._seen.values():
-            for table, ranges in seen.ranges.items():
-                rows[table] = rows.get(table, 0) + distinct(ranges)
-        return rows
+        if self._pending_rows is None:
+            self._pending_rows = {}
+            for seen in self._seen.values():
+                for table, numbers in seen.numbers.items():
+                    self._pending_rows[table] = self._pending_rows.get(table, 0) + numbers.count
+        return self._pending_rows
 
     @property
     def pending_transactions(self) -> int:
@@ -391,22 +489,32 @@ class Sealer:
 
     def waiting(self) -> list[Waiting]:
         """What the first unsealed transaction waits for, and an unfinished snapshot."""
-        found: list[Waiting] = []
-        if self._snapshot is not None:
-            seen = self._seen.get(self._snapshot.group, _Seen())
-            found += [Waiting(self._snapshot.group, t, None, distinct(r)) for t, r in seen.ranges.items()]
+        if self._waiting is None:
+            self._waiting = [*self._missing_of_snapshot(), *self._missing_of_transactions()]
+        return self._waiting
+
+    def _missing_of_snapshot(self) -> list[Waiting]:
+        if self._snapshot is None:
+            return []
+        return _uncounted(self._snapshot.group, self._seen.get(self._snapshot.group, _Seen()))
+
+    def _missing_of_transactions(self) -> list[Waiting]:
         if self._queue:
-            return found + self._missing(self._queue[0])
+            return self._missing(self._queue[0])
         unknown = ((group, seen) for group, seen in self._seen.items() if not group.startswith(SNAPSHOT))
-        return found + [Waiting(group, t, None, distinct(r)) for group, seen in unknown for t, r in seen.ranges.items()]
+        return [one for group, seen in unknown for one in _uncounted(group, seen)]
 
     def _missing(self, head: _Open) -> list[Waiting]:
         seen = self._seen.get(head.group, _Seen())
-        came = {table: distinct(ranges) for table, ranges in seen.ranges.items()}
         if head.expected is None:
-            return [Waiting(head.id, table, None, count) for table, count in came.items()]
+            return _uncounted(head.id, seen)
+        came = {table: numbers.count for table, numbers in seen.numbers.items()}
         wanted = head.expected.items()
         return [Waiting(head.id, t, count, came.get(t, 0)) for t, count in wanted if came.get(t, 0) < count]
+
+
+def _uncounted(id: str, seen: _Seen) -> list[Waiting]:
+    return [Waiting(id, table, None, numbers.count) for table, numbers in seen.numbers.items()]
 
 
 def _too_many(head: _Open, table: str, expected: int, came: int) -> FixConfiguration:
@@ -414,4 +522,37 @@ def _too_many(head: _Open, table: str, expected: int, came: int) -> FixConfigura
         f"transaction {head.id}: table {table}: {expected} row events expected, {came} seen",
         remedy="The connector counted this transaction anew after a restart (Debezium before 3.6.1), or the topics"
         " hold records of another connector. Use Debezium 3.6.1 or later; start with a new snapshot and state folder.",
+    )
+
+
+def _not_counted(group: str, table: str) -> FixConfiguration:
+    return FixConfiguration(
+        f"transaction {group} is sealed, and its END counts no row event of table {table}: but one has come",
+        remedy=f"The topic of table {table} holds another table's rows, or the table was declared after the run had"
+        " begun. Record without routing, declare all tables, and start with a new state folder.",
+    )
+
+
+def _not_in_commit_order(end_id: str, last_id: str) -> FixConfiguration:
+    return FixConfiguration(
+        f"transaction {end_id} comes behind {last_id}, which committed after it: not in commit order",
+        remedy="Recordings are read in the order of their files' names (10.jsonl before 2.jsonl): name them in order"
+        " of time. In Kafka the transaction topic has one partition. Then start with a new state folder.",
+    )
+
+
+def _older_than_snapshot(head: _Open, snapshot: str) -> FixConfiguration:
+    return FixConfiguration(
+        f"transaction {head.id} committed before the snapshot {snapshot}, and comes behind it: the snapshot is torn",
+        remedy="The replication slot was older than the snapshot, or a snapshot was taken again later on. Let the"
+        " connector create the slot, take a new snapshot, and start with it in a new state folder.",
+    )
+
+
+def _another_snapshot(snapshot: str) -> FixConfiguration:
+    return FixConfiguration(
+        f"rows of another snapshot ({snapshot}) came, and no word that an initial snapshot has started:"
+        " taken as one, they would empty all other tables",
+        remedy="Take no blocking snapshot of single tables. If the connector began anew with all tables, set"
+        " notification.enabled.channels=sink, and start with a new state folder.",
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.capture.engine import CaptureSettings, has_whole_snapshot, qualified, topic_of
@@ -18,6 +20,8 @@ OLDEST_VERSION = 14
 UNBOUNDED_DECIMAL = ColumnType("decimal", 38, 18)
 _CONNECT_SECONDS = 10
 _STATEMENT_MILLISECONDS = 15_000
+_KEPT_IN_TOPICS = re.compile(r"[A-Za-z0-9_.-]+")
+_FILES = ("sslrootcert", "sslcert", "sslkey", "passfile")
 _IDENTITIES = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 _SCALARS = {
     "bool": "boolean",
@@ -46,14 +50,20 @@ class ServerFacts:
 
 def check_server(dsn: str, tables: Sequence[str], slot: str, publication: str, *, known: bool = False) -> ServerFacts:
     """Refuses a server, a role or a table that cannot be captured; `known`: this capture has made its slot before."""
+    _check_names(tables)
+    server_parts(dsn)
     with connected(dsn) as connection:
         version = _check_version(connection)
         _check_wal_level(connection)
         _check_role(connection)
         identities = {table: _check_table(connection, table) for table in tables}
         _check_publication(connection, publication, tables)
+        partitioned = [table for table in tables if _find_table(connection, table)["relkind"] == "p"]
+        _check_published(connection, publication, version, partitioned)
         _check_slot(connection, slot, known)
-    warnings = [_identity_warning(table) for table, identity in identities.items() if identity != "FULL"]
+        partial = [table for table, identity in identities.items() if identity != "FULL"]
+        warnings = [warning for table in partial for warning in _identity_warnings(connection, table)]
+        warnings += map(_partition_warning, partitioned)
     return ServerFacts(version, identities, tuple(warnings))
 
 
@@ -104,6 +114,39 @@ def connected(dsn: str) -> Iterator[psycopg.Connection[dict[str, Any]]]:
             yield connection
     except psycopg.Error as error:
         raise _explained(error, dsn) from None
+
+
+def server_parts(dsn: str) -> dict[str, str]:
+    """Where the server is and who logs in, as the driver found out: from the dsn, the environment, a passfile."""
+    _check_host(conninfo_parts(dsn).get("host", ""))
+    with connected(dsn) as connection:
+        info = connection.info
+        parts = info.get_parameters()
+        _check_host(info.host)
+        if parts.get("sslrootcert") == "system":
+            raise FixConfiguration(
+                "sslrootcert=system is known to libpq, not to Debezium",
+                remedy="Name the file with the certificates instead: sslrootcert=/etc/ssl/certs/ca-certificates.crt.",
+            )
+        found = {"host": info.host, "port": str(info.port), "user": info.user, "dbname": info.dbname}
+        return {**parts, **found, "password": info.password}
+
+
+def _check_host(host: str) -> None:
+    if host.startswith(("/", "@")):
+        raise FixConfiguration(
+            f"the source's host is a socket ({host}): Debezium reaches a server by TCP only",
+            remedy="Write host=127.0.0.1 and a port in the source's dsn, and let the server listen there.",
+        )
+
+
+def with_absolute_files(dsn: str) -> str:
+    """The same address, for a process that works in another folder."""
+    from psycopg.conninfo import make_conninfo
+
+    parts = conninfo_parts(dsn)
+    named = {name: parts[name] for name in _FILES if parts.get(name, "system") != "system"}
+    return make_conninfo(dsn, **{name: str(Path(path).absolute()) for name, path in named.items()}) if named else dsn
 
 
 def conninfo_parts(dsn: str) -> dict[str, str]:
@@ -190,10 +233,18 @@ def _check_role(connection: psycopg.Connection[dict[str, Any]]) -> None:
 
 _TABLE = """
 SELECT c.oid, c.relkind, c.relreplident,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisprimary) AS logs_key,
        has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AS may_read,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(name)s AND c.relkind IN ('r', 'p')
+"""
+
+
+_LEAVES = """
+SELECT c.relreplident,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident AND i.indisprimary) AS logs_key
+FROM pg_partition_tree(%(oid)s) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf AND c.relkind = 'r'
 """
 
 
@@ -223,15 +274,71 @@ def _check_table(connection: psycopg.Connection[dict[str, Any]], table: str) -> 
             remedy=f'Run GRANT USAGE ON SCHEMA "{schema}" TO "{connection.info.user}"; '
             f'GRANT SELECT ON "{schema}"."{name}" TO "{connection.info.user}";',
         )
-    return _IDENTITIES[found["relreplident"]]
+    leaves = connection.execute(_LEAVES, {"oid": found["oid"]}).fetchall() if found["relkind"] == "p" else []
+    for part in leaves or [found]:
+        _check_identity(table, _IDENTITIES[part["relreplident"]], part["logs_key"])
+    identities = {_IDENTITIES[part["relreplident"]] for part in leaves or [found]}
+    return "FULL" if identities == {"FULL"} else min(identities - {"FULL"})
 
 
-def _identity_warning(table: str) -> str:
+def _check_identity(table: str, identity: str, logs_key: bool) -> None:
+    """Without the old key a publication makes the table's own updates fail; another index does not tell the key."""
     schema, name = qualified(table)
+    what = "NOTHING: once it is published, every UPDATE and DELETE on it fails"
+    if identity == "INDEX":
+        what = "USING INDEX, and not that of the primary key: a deleted row's key is not logged"
+    if identity == "NOTHING" or (identity == "INDEX" and not logs_key):
+        raise FixConfiguration(
+            f'table "{schema}.{name}" has REPLICA IDENTITY {what}',
+            remedy=f'Run ALTER TABLE "{schema}"."{name}" REPLICA IDENTITY FULL;',
+        )
+
+
+def _check_names(tables: Sequence[str]) -> None:
+    """A view names a table by its last part, and a topic takes not all characters."""
+    seen: dict[str, str] = {}
+    for schema, name in map(qualified, tables):
+        table = f"{schema}.{name}"
+        if not _KEPT_IN_TOPICS.fullmatch(table):
+            raise FixConfiguration(
+                f'table "{table}" has a character in its name that Debezium replaces in the names of topics',
+                remedy="Rename the table or its schema: letters, digits, _ and - stay as they are.",
+            )
+        if name in seen:
+            raise FixConfiguration(
+                f'tables "{seen[name]}" and "{table}" have the same name: a view could not tell them apart',
+                remedy="Capture one of them, or rename one; two projects may capture one each.",
+            )
+        seen[name] = table
+
+
+def _partition_warning(table: str) -> str:
     return (
-        f'table "{schema}.{name}" does not log its previous rows: columns of unchanged large values come without their '
-        f'value. Run ALTER TABLE "{schema}"."{name}" REPLICA IDENTITY FULL;'
+        f'table "{".".join(qualified(table))}" is partitioned: to truncate, detach or drop a partition is not in the'
+        " stream, its rows stay in the views. DELETE them first."
     )
+
+
+_ARRAYS = """
+SELECT a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND t.typcategory = 'A' AND a.attstorage <> 'p'
+ORDER BY a.attnum
+"""
+
+
+def _identity_warnings(connection: psycopg.Connection[dict[str, Any]], table: str) -> Iterator[str]:
+    schema, name = qualified(table)
+    remedy = f'Run ALTER TABLE "{schema}"."{name}" REPLICA IDENTITY FULL;'
+    yield (
+        f'table "{schema}.{name}" does not log its previous rows: columns of unchanged large values come without their '
+        f"value. {remedy}"
+    )
+    oid = _find_table(connection, table)["oid"]
+    for row in connection.execute(_ARRAYS, {"oid": oid}).fetchall():
+        yield (
+            f'table "{schema}.{name}", column "{row["attname"]}": a large array that an update leaves as it was'
+            f" comes as a placeholder and is taken for the value. {remedy}"
+        )
 
 
 _PUBLICATION_RIGHTS = """
@@ -268,6 +375,42 @@ def _check_publication(connection: psycopg.Connection[dict[str, Any]], publicati
                 f'the role "{role}" does not own table "{schema}.{name}", so it cannot put it into a publication',
                 remedy=f'Run ALTER TABLE "{schema}"."{name}" OWNER TO a role that "{role}" is a member of.',
             )
+
+
+_PUBLISHED = """
+SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_changes, pubviaroot FROM pg_publication
+WHERE pubname = %(publication)s
+"""
+_NARROWED = """
+SELECT c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+JOIN pg_class c ON c.oid = r.prrelid
+WHERE p.pubname = %(publication)s AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)
+"""
+
+
+def _check_published(
+    connection: psycopg.Connection[dict[str, Any]], publication: str, version: int, partitioned: Sequence[str]
+) -> None:
+    """A publication that is there already passes on every change, whole."""
+    found = _one(connection, _PUBLISHED, publication=publication)
+    if found is not None and not found["all_changes"]:
+        raise FixConfiguration(
+            f'the publication "{publication}" leaves out changes: it must publish insert, update, delete and truncate',
+            remedy=f"Run ALTER PUBLICATION \"{publication}\" SET (publish = 'insert, update, delete, truncate');"
+            " then start with a new state folder.",
+        )
+    if found is not None and partitioned and not found["pubviaroot"]:
+        raise FixConfiguration(
+            f'the publication "{publication}" publishes partitions by themselves, and "{partitioned[0]}" has some',
+            remedy=f'Run ALTER PUBLICATION "{publication}" SET (publish_via_partition_root = true);'
+            " then start with a new state folder.",
+        )
+    narrowed = _one(connection, _NARROWED, publication=publication) if version >= 15 else None
+    if narrowed is not None:
+        raise FixConfiguration(
+            f'the publication "{publication}" has a row filter or a column list for table "{narrowed["relname"]}"',
+            remedy=f'Choose another publication, or run DROP PUBLICATION "{publication}"; it is made anew then.',
+        )
 
 
 _SLOTS = """

@@ -17,7 +17,7 @@ import msgspec
 from tidegate.capture.engine import MESSAGE_PREFIX, CaptureSettings, has_whole_snapshot, is_known, remember
 from tidegate.capture.engine_process import Status
 from tidegate.capture.log import LogReader
-from tidegate.capture.server_check import ServerFacts, check_server, connected, drop_slot
+from tidegate.capture.server_check import ServerFacts, check_server, connected, drop_slot, with_absolute_files
 from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
 
 _FIRST_DELAY_SECONDS = 0.5
@@ -38,15 +38,32 @@ class IdleToken:
         return base64.b64encode(self.text.encode())
 
 
+class Backoff:
+    """How long to wait before a process that died is started again."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def after(self, lived_seconds: float) -> float:
+        """Doubles from one early death to the next; begins anew after a steady while."""
+        is_first = lived_seconds > _STEADY_SECONDS or not self._seconds
+        self._seconds = min(_FIRST_DELAY_SECONDS if is_first else 2 * self._seconds, _LONGEST_DELAY_SECONDS)
+        return self._seconds
+
+
 class Capture:
-    """Follows one server's transactions into the log, in a process of its own."""
+    """Follows one server's transactions into the log, in a process of its own.
+
+    `trouble` says why it does not get on, from the process's end until another one has made a batch durable.
+    """
 
     def __init__(self, settings: CaptureSettings) -> None:
         self.settings = replace(settings, state=settings.state.absolute())
         self.status = Status("stopped")
+        self.trouble: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._hearing: threading.Thread | None = None
-        self._delay_seconds = 0.0
+        self._backoff = Backoff()
         self._started_at = 0.0
         self._next_start_at = 0.0
         self._on_the_way: set[str] = set()
@@ -67,14 +84,16 @@ class Capture:
     def check(self) -> None:
         """Raises what needs a human; a process that died of anything else is started again after a while."""
         if self._process is None or self._process.poll() is None:
+            self.trouble = None if self.status.works else self.trouble
             return
         assert self._hearing is not None
         self._hearing.join(1.0)
         self._raise_what_needs_a_human()
         now = time.monotonic()
         if self._next_start_at == 0.0:
-            self._next_start_at = now + self._next_delay(now)
+            self._next_start_at = now + self._backoff.after(now - self._started_at)
             self.status = _waiting(self.status, self._process.returncode)
+            self.trouble = f"{self.status.cause}\n  remedy: {self.status.remedy}"
         if now >= self._next_start_at:
             self._spawn()
 
@@ -171,23 +190,17 @@ class Capture:
             if status.state == "failed" and status.exit_code == kind.exit_code:
                 raise kind(status.cause, remedy=status.remedy)
 
-    def _next_delay(self, now: float) -> float:
-        """Doubles from one early death to the next; begins anew after a steady while."""
-        is_steady = now - self._started_at > _STEADY_SECONDS
-        grown = _FIRST_DELAY_SECONDS if is_steady or not self._delay_seconds else 2 * self._delay_seconds
-        self._delay_seconds = min(grown, _LONGEST_DELAY_SECONDS)
-        return self._delay_seconds
-
 
 def _waiting(last: Status, code: int) -> Status:
     cause = last.cause if last.state == "failed" else f"the engine's process ended with code {code}"
-    return Status("waiting", cause, last.remedy, last.exit_code)
+    return Status("waiting", cause, last.remedy or "Nothing to do: it is started again.", last.exit_code)
 
 
 def _give_settings(process: subprocess.Popen[bytes], settings: CaptureSettings) -> None:
     assert process.stdin is not None
+    given = replace(settings, dsn=with_absolute_files(settings.dsn))
     try:
-        process.stdin.write(msgspec.json.encode(settings, enc_hook=str) + b"\n")
+        process.stdin.write(msgspec.json.encode(given, enc_hook=str) + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
         raise DefinitelyNotDone(

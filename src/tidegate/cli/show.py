@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from tidegate.pipeline.materialize import Delivered
+from tidegate.pipeline.runner import SOURCE
 from tidegate.pipeline.ticks import TickDone
 
 RATE_SECONDS = 5.0
@@ -57,7 +58,8 @@ class Lines:
     def trouble(self, name: str, error: str | None) -> None:
         if self._troubles.get(name) != error:
             self._troubles[name] = error
-            self._print({"event": "trouble", "name": name, "error": error}, f"{name}: {error or 'delivers again'}")
+            over = "is followed again" if name == SOURCE else "delivers again"
+            self._print({"event": "trouble", "name": name, "error": error}, f"{name}: {error or over}")
 
     def _print(self, value: Mapping[str, Any], line: str) -> None:
         with self._lock:
@@ -85,11 +87,11 @@ class _Row:
 
 
 class LiveTable:
-    """One line for each collection and materialization, kept up to date in place."""
+    """One line for the source and for each view and materialization, kept up to date in place."""
 
     def __init__(self, console: Console, names: Mapping[str, str], now: Callable[[], float] = time.time) -> None:
         self._console, self._now = console, now
-        self._rows = {name: _Row(kind) for name, kind in names.items()}
+        self._rows = {name: _Row(kind) for name, kind in {SOURCE: "source", **names}.items()}
         self._commits: dict[int, int | None] = {}
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=False)
 

@@ -346,4 +346,10 @@ def topic_of(project: Project, name: str) -> str:
             f' "{project.file.source.topic_prefix}."',
             remedy=f"Correct tables.{name}.topic or source.topic_prefix in {FILE}.",
         )
+    if "." not in topic.removeprefix(project.file.source.topic_prefix + ".").strip("."):
+        raise FixConfiguration(
+            f'table "{name}": topic "{topic}" is not called PREFIX.schema.table, by which a transaction counts rows',
+            remedy=f"Record without routing (no transform that renames topics), and name the table's own topic in"
+            f" tables.{name}.topic in {FILE}.",
+        )
     return topic

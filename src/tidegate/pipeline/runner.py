@@ -31,6 +31,7 @@ from tidegate.views.definition import ViewDefinition, define
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
 STUCK_SECONDS = 30.0
+SOURCE = "source"  # what the watcher knows the feed by
 
 
 class Watcher(Protocol):
@@ -148,6 +149,7 @@ class Run:
             ticks: Ticks | None = begun
             stack.callback(self._stop_materializers)
             self._start_materializers(catalog, defined)
+            stack.callback(feed.stop)  # before all else: a run that has taken over waits for the log
             _search_cycles_less_often()
             self._watcher.said("ready")
             merging = self._merging(spark, catalog, defined)
@@ -201,6 +203,7 @@ class Run:
 
     def _check(self, catalog: Catalog, feed: Source, now: float) -> None:
         feed.check()
+        self._watcher.trouble(SOURCE, feed.trouble)
         if now - self._last_owner_check >= OWNER_CHECK_SECONDS:
             catalog.check_owner()
             self._last_owner_check = now

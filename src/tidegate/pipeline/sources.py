@@ -13,7 +13,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tidegate.capture.debezium import RowEvents, columns_from_schema, key_from_schema, payload, row_decoder
+from tidegate.capture.debezium import (
+    RowEvents,
+    check_collection,
+    columns_from_schema,
+    key_from_schema,
+    payload,
+    row_decoder,
+)
 from tidegate.capture.files import FilesImport
 from tidegate.capture.log import LogReader, LogWriter
 from tidegate.capture.topic_facts import TopicFacts, check_topic
@@ -41,6 +48,10 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Raises what has gone wrong in the background."""
+
+    @property
+    def trouble(self) -> str | None:
+        """What has gone wrong and is tried again, until it goes well."""
 
     @property
     def log_is_filled(self) -> bool:
@@ -90,21 +101,22 @@ def _check_files(project: Project, settings: FilesSource) -> tuple[tuple[TableSc
         feed = FilesFeed(project, settings, Path(folder) / "log")
         feed.import_once()
         feed.check()
-        reader = LogReader(Path(folder) / "log")
+        reader, prefix = LogReader(Path(folder) / "log"), f"{settings.topic_prefix}."
         while True:
             try:
                 tables = feed.tables()
-                return tables, (*_idle_warnings(tables, reader), *_sample_warnings(tables, reader))
+                return tables, (*_idle_warnings(tables, reader), *_sample_warnings(tables, reader, prefix))
             except UnknownColumn as error:
                 feed.met(error.table, error.column)
 
 
-def _sample_warnings(tables: Sequence[TableSchema], reader: LogReader) -> tuple[str, ...]:
+def _sample_warnings(tables: Sequence[TableSchema], reader: LogReader, prefix: str) -> tuple[str, ...]:
     """What a table's first records tell; refuses those that do not fit it, before they are in a log that keeps them."""
     found: list[str] = []
     for table in tables:
         rows: list[_Row] = []
         for partition, values in _sampled(table, reader):
+            check_collection(values, table.topic.removeprefix(prefix), table.topic, partition, 0)
             row_decoder(table).decode(RowEvents(), values, table.topic, partition, 0)
             rows += _after_rows(values)
         found += [*_lacking_warnings(table, rows), *_base64_warnings(table, rows), *_unit_warnings(table, rows)]
@@ -277,6 +289,10 @@ class FilesFeed:
         )
 
     @property
+    def trouble(self) -> str | None:
+        return None
+
+    @property
     def log_is_filled(self) -> bool:
         return self._filled.is_set()
 
@@ -334,6 +350,10 @@ class PostgresFeed:
 
     def check(self) -> None:
         self._capture.check()
+
+    @property
+    def trouble(self) -> str | None:
+        return self._capture.trouble
 
     @property
     def log_is_filled(self) -> bool:

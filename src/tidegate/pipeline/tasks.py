@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.capture.debezium import Op, RowEvents, row_decoder
+from tidegate.capture.debezium import Op, RowEvents, check_collection, row_decoder
 from tidegate.capture.log import LogReader
-from tidegate.capture.sealing import SNAPSHOT
 from tidegate.collections import history
 from tidegate.collections.tables import FIRST_ORDER, Event, follow
 from tidegate.crash_points import reach
@@ -72,13 +71,15 @@ def _ingest_chunk(layout: Layout, chunk: Chunk) -> Ingested:
     events, place = RowEvents(), chunk.range
     decoder, offset = row_decoder(chunk.table), place.start
     for batch in LogReader(layout.log).read(place.topic, place.partition, place.start, place.end):
-        decoder.decode(events, batch.column(1).to_pylist(), place.topic, place.partition, offset)
+        values = batch.column(1).to_pylist()
+        if offset == place.start:
+            check_collection(values, chunk.collection, place.topic, place.partition, offset)
+        decoder.decode(events, values, place.topic, place.partition, offset)
         offset += batch.num_rows
     groups = pa.array(events.groups, pa.string()).dictionary_encode()
     if events.ops:
         _write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
-    snapshots = [group for group in groups.dictionary.to_pylist() if group.startswith(SNAPSHOT)]
-    last = snapshots[-1] if events.last_snapshot_row else None
+    last = tuple(sorted(events.last_snapshot_rows))
     return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from tidegate.capture.sealing import (
     REMEMBERED_TRANSACTIONS,
     Remembered,
     RowsSeen,
+    SealedBefore,
     SealedTransaction,
     Sealer,
     TickFacts,
@@ -42,6 +43,7 @@ _TRANSACTIONS = pa.schema(
         ("commit_ms", pa.int64()),
         ("rows", pa.int64()),
         ("first_tick", pa.int64()),
+        ("tables", pa.dictionary(pa.int32(), pa.string())),
     ]
 )
 T = TypeVar("T")
@@ -60,6 +62,10 @@ class SourceTopics:
     @property
     def notifications(self) -> str:
         return f"{self.prefix}.notifications"
+
+    def collection_of(self, topic: str) -> str:
+        """What END calls the table that this topic is of."""
+        return topic.removeprefix(f"{self.prefix}.")
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,7 @@ class Ticks:
         self._pending: dict[int, list[tuple[str, str]]] = {}
 
     def _collections(self) -> dict[str, str]:
-        prefix = self._topics.prefix + "."
-        return {table.topic.removeprefix(prefix): table.name for table in self._tables}
+        return {self._topics.collection_of(table.topic): table.name for table in self._tables}
 
     # --- one tick
 
@@ -138,7 +143,9 @@ class Ticks:
         return self._done(binding.tick, events, sealed, written)
 
     def _holds_no_snapshot(self, streamed: frozenset[tuple[str, int]]) -> Callable[[LogPartition], bool]:
-        return lambda one: one.topic not in self._by_topic or (one.topic, one.partition) in streamed
+        """Of the topics beside the tables' only the notifications count: what they said was said of this snapshot."""
+        others = {self._topics.notifications, *self._by_topic}
+        return lambda one: one.topic not in others or (one.topic, one.partition) in streamed
 
     def _done(
         self, tick: int, events: int, sealed: Sequence[SealedTransaction], written: Sequence[Written]
@@ -173,7 +180,7 @@ class Ticks:
 
     def _take(self, binding: Binding) -> int:
         places = [place for one in binding.ranges if one.topic in self._by_topic for place in _pieces(one)]
-        chunks = [Chunk(binding.tick, n, self._by_topic[one.topic], one) for n, one in enumerate(places)]
+        chunks = [self._chunk(binding.tick, number, one) for number, one in enumerate(places)]
         seen = self._ingest(chunks) if chunks else []
         self._sealer.take(self._facts(binding, seen))
         if binding.ranges:
@@ -185,6 +192,9 @@ class Ticks:
         ]
         return sum(one.rows for one in seen)
 
+    def _chunk(self, tick: int, number: int, place: OffsetRange) -> Chunk:
+        return Chunk(tick, number, self._by_topic[place.topic], self._topics.collection_of(place.topic), place)
+
     def _ingest(self, chunks: Sequence[Chunk]) -> list[Ingested]:
         weights = [one.range.end - one.range.start for one in chunks]
         return self._jobs.run(balanced(chunks, weights, self._jobs.parallelism), partial(tasks.ingest, self._layout))
@@ -195,8 +205,8 @@ class Ticks:
             tick=binding.tick,
             rows=[rows for one in seen for rows in _rows_seen(one)],
             transactions=self._transaction_events(binding),
-            last_snapshot_rows=frozenset(one.last_snapshot_row for one in seen if one.last_snapshot_row),
-            snapshot_completed=self._snapshot_completed(binding),
+            last_snapshot_rows=frozenset(group for one in seen for group in one.last_snapshot_rows),
+            snapshot_words=self._snapshot_words(binding),
             streamed=frozenset(streamed),
             partitions=frozenset((one.topic, one.partition) for one in self._read if one.topic in self._by_topic),
         )
@@ -204,12 +214,13 @@ class Ticks:
     def _transaction_events(self, binding: Binding) -> list[TransactionEvent]:
         return [transaction_event(value, place) for place, value in self._values(binding, self._topics.transactions)]
 
-    def _snapshot_completed(self, binding: Binding) -> bool | None:
-        """The last word about the initial snapshot in this tick: that it is whole, or that one has started."""
+    def _snapshot_words(self, binding: Binding) -> list[str]:
+        """What was said of initial snapshots in this tick: that one has started, is of some tables only, is whole."""
         found = (notification(value) for _, value in self._values(binding, self._topics.notifications))
-        words = [one.type for one in found if one and one.aggregate_type == "Initial Snapshot"]
-        last = [word for word in words if word in ("STARTED", "COMPLETED")][-1:]
-        return last[0] == "COMPLETED" if last else None
+        said = [one for one in found if one and one.aggregate_type == "Initial Snapshot"]
+        wanted = set(self._collections())
+        words = ["PARTIAL" if one.collections and not wanted <= one.collections else one.type for one in said]
+        return [word for word in words if word in ("STARTED", "PARTIAL", "COMPLETED")]
 
     def _values(self, binding: Binding, topic: str) -> Iterable[tuple[Place, bytes]]:
         for one in binding.ranges:
@@ -307,7 +318,7 @@ class Ticks:
     def _remembered(self, last: Seal | None, since: int) -> Remembered:
         if last is None:
             return Remembered()
-        recent: list[tuple[str, int]] = []
+        recent: list[SealedBefore] = []
         before = last.tick + 1
         while before > 0 and (len(recent) < REMEMBERED_TRANSACTIONS or before > since):
             page = self._catalog.seals(max(0, before - 1000), before)
@@ -411,6 +422,7 @@ def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:
         [one.commit_ms for one in sealed],
         [one.rows for one in sealed],
         [min(one.ticks, default=None) for one in sealed],
+        [None if one.tables is None else "\n".join(sorted(one.tables)) for one in sealed],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _TRANSACTIONS, strict=True)]
     return tasks.ipc_bytes(pa.record_batch(arrays, schema=_TRANSACTIONS))
@@ -427,6 +439,13 @@ def _transactions_of(seal: Seal) -> list[SealedTransaction]:
             one["commit_ms"],
             one["rows"],
             frozenset(range(one["first_tick"], seal.tick + 1)) if one["first_tick"] is not None else frozenset(),
+            _tables_of(one.get("tables")),
         )
         for one in tasks.ipc_table(seal.transactions).to_pylist()
     ]
+
+
+@lru_cache(maxsize=1024)
+def _tables_of(text: str | None) -> frozenset[str] | None:
+    """Seals of earlier versions do not say which tables END counted."""
+    return None if text is None else frozenset(text.split("\n")) - {""}

@@ -40,6 +40,7 @@ class Chunk:
     tick: int
     number: int
     table: TableSchema
+    collection: str  # the table as END names it
     range: OffsetRange
 
 
@@ -50,7 +51,7 @@ class Ingested:
     chunk: Chunk
     rows: int
     ranges: bytes
-    last_snapshot_row: str | None
+    last_snapshot_rows: tuple[str, ...]  # the generations whose last row was seen
     streamed: bool
 
 

@@ -1,0 +1,79 @@
+"""Reading a range of a table's topic: whose rows they are, and which snapshot has come to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.capture.log import LogWriter
+from tidegate.errors import BadRecord
+from tidegate.model.schema import Column, ColumnType, TableSchema
+from tidegate.pipeline import tasks
+from tidegate.pipeline.work import Chunk, Ingested, Layout
+from tidegate.spark.failures import TaskError, carried
+from tidegate.timeline.binding import OffsetRange
+
+POSTGRES = {"version": "3.6.3.Final", "connector": "postgresql", "db": "shop", "schema": "public", "table": "orders"}
+MARIADB = {
+    "version": "3.6.3.Final",
+    "connector": "mariadb",
+    "db": "public",
+    "table": "orders",
+    "file": "b.01",
+    "pos": 4,
+}
+
+
+def table(topic: str) -> TableSchema:
+    return TableSchema("orders", topic, ("id",), (Column("id", ColumnType("bigint")),))
+
+
+def read(number: int, source: dict[str, Any]) -> bytes:
+    return json.dumps({"op": "r", "before": None, "after": {"id": number}, "source": source}).encode()
+
+
+def snapshot_row(number: int, lsn: int, kind: str) -> bytes:
+    return read(number, {**POSTGRES, "snapshot": kind, "txId": 700, "lsn": lsn})
+
+
+def ingested(folder: Path, *values: bytes | None, topic: str = "shop.public.orders") -> Ingested:
+    with LogWriter(folder / "log", wait_seconds=1) as writer:
+        writer.declare(topic, 1)
+        writer.append_columns(topic, 0, [None] * len(values), list(values))
+        writer.sync()
+    chunk = Chunk(0, 0, table(topic), topic.removeprefix("shop."), OffsetRange(topic, 0, 0, len(values)))
+    try:
+        (one,) = tasks.ingest(Layout(folder, 1), [[chunk]])
+    except TaskError as failure:
+        raise carried(failure) or failure from None
+    return one
+
+
+def test_the_end_of_a_snapshot_is_not_taken_for_the_end_of_the_next_one(tmp_path: Path) -> None:
+    one = ingested(tmp_path, snapshot_row(1, 10, "first"), snapshot_row(2, 10, "last"), snapshot_row(1, 20, "first"))
+    assert one.last_snapshot_rows == ("snapshot:700:10",)
+
+
+def test_two_snapshots_may_end_in_one_range(tmp_path: Path) -> None:
+    one = ingested(tmp_path, snapshot_row(1, 10, "last"), snapshot_row(1, 20, "last"))
+    assert one.last_snapshot_rows == ("snapshot:700:10", "snapshot:700:20")
+
+
+@pytest.mark.parametrize("topic", ["shop.cdc.orders", "shop.cdc.public.orders", "shop.public.lines"])
+def test_rows_in_a_topic_with_another_name_than_their_table_are_refused(tmp_path: Path, topic: str) -> None:
+    with pytest.raises(BadRecord) as refused:
+        ingested(tmp_path, None, snapshot_row(1, 10, "true"), topic=topic)
+    wanted = topic.removeprefix("shop.")
+    assert refused.value.message.startswith(
+        f'topic {topic}, partition 0, offset 1: a row of table "public.orders" in the topic of "{wanted}"'
+    )
+    assert "without routing" in refused.value.remedy
+
+
+def test_a_binlog_names_a_table_by_its_database(tmp_path: Path) -> None:
+    assert ingested(tmp_path, read(1, MARIADB)).rows == 1
+    with pytest.raises(BadRecord, match=r'a row of table "other\.orders"'):
+        ingested(tmp_path / "other", read(1, {**MARIADB, "db": "other", "schema": "public"}))
