@@ -317,6 +317,46 @@ def test_that_word_counts_for_nothing_once_another_snapshot_has_started() -> Non
     assert groups_of(sealer.seal(2)) == ["snapshot:600:10"]
 
 
+# --- versions that count anew after a restart inside a transaction
+
+
+def old(xid: int, first: int, last: int, sequence: str, place: str = "") -> RowsSeen:
+    """Row events of a Debezium before 3.6.1."""
+    return RowsSeen(str(xid), "orders", first, last, 50, sequence, place)
+
+
+def test_rows_of_one_transaction_that_were_counted_twice_are_refused_whichever_ticks_and_tables_hold_them() -> None:
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], [begin(7, 40)]))
+    sealer.take(TickFacts(1, [old(7, 3, 3, "20")]))
+    with pytest.raises(FixConfiguration, match=r"topic o, partition 1: .* inside transaction 7 and counts") as refused:
+        sealer.take(TickFacts(2, [old(7, 1, 1, "35", "topic o, partition 1")]))
+    assert "3.6.1" in refused.value.remedy
+
+
+@pytest.mark.parametrize("begun_again_in", [0, 1])
+def test_a_transaction_that_such_a_version_begins_twice_is_refused_before_it_is_sealed(begun_again_in: int) -> None:
+    """What was numbered anew may not have been read, and END counts no more than what has come."""
+    events: list[list[TransactionEvent]] = [[begin(7, 40)], []]
+    events[begun_again_in].append(begin(7, 45))
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], events[0]))
+    sealer.take(TickFacts(1, [], [*events[1], end(7, 60, orders=2)]))
+    with pytest.raises(FixConfiguration, match="restarted inside transaction 7:60"):
+        sealer.seal(1)
+
+
+def test_a_later_version_may_begin_a_transaction_twice() -> None:
+    events = [begin(7, 40), begin(7, 45), end(7, 60, orders=2)]
+    assert groups_of(sealer_of(TickFacts(0, [rows(7, "orders", 1, 2)], events)).seal(0)) == ["7"]
+
+
+def test_what_such_a_version_repeats_of_a_sealed_transaction_is_passed_over() -> None:
+    events = [begin(7, 40), end(7, 60, orders=2)]
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], events))
+    assert groups_of(sealer.seal(0)) == ["7"]
+    sealer.take(TickFacts(1, [old(7, 1, 2, "")], events))
+    assert (sealer.seal(1), sealer.pending_rows) == ([], {})
+
+
 # --- tables that END does not count
 
 

@@ -205,6 +205,7 @@ class RowEvents:
         self.cells: list[Cell | None] = []
         self.lsns: list[int] = []
         self.last_snapshot_rows: set[str] = set()  # the groups of those that say so
+        self.sequences: dict[str, str] = {}  # of versions that count anew after a restart: what a group's rows share
         self.streamed = False  # a row of the stream was seen, so the snapshot is behind
 
 
@@ -220,7 +221,6 @@ class RowDecoder:
         self._before_key = _key_fields(table.key_columns, table.key)
         self._version = ""
         self._old_version = False
-        self._sequences: dict[str, str] = {}
         self._id = self._group = ""  # of the last record: most follow one of their own transaction
 
     def decode(self, events: RowEvents, values: Sequence[bytes | None], topic: str, partition: int, first: int) -> None:
@@ -247,7 +247,7 @@ class RowDecoder:
             self._outside_transaction(events, event, offset)
         else:
             if self._old_version:
-                self._check_sequence(transaction, source)
+                self._check_sequence(events, transaction, source)
             if transaction.id != self._id:
                 self._id, self._group = transaction.id, transaction_group(transaction.id)
             events.groups.append(self._group)
@@ -298,9 +298,9 @@ class RowDecoder:
         _convert(row, self._before_conversions)
         return encode_key([read(getattr(row, name)) for name, read in self._before_key])
 
-    def _check_sequence(self, transaction: InTransaction, source: Source) -> None:
+    def _check_sequence(self, events: RowEvents, transaction: InTransaction, source: Source) -> None:
         group, previous = transaction_group(transaction.id), (source.sequence or "").split(",")[0]
-        if self._sequences.setdefault(group, previous) != previous:
+        if events.sequences.setdefault(group, previous) != previous:
             raise DoesNotFit(
                 f"the connector (Debezium {self._version}) was restarted inside transaction {transaction.id} and counts"
                 " its rows anew: use Debezium 3.6.1 or later and take a new snapshot"

@@ -33,6 +33,8 @@ class RowsSeen(NamedTuple):
     first: int
     last: int
     lsn: int
+    sequence: str | None = None  # what its rows share; only of versions that count anew after a restart
+    place: str = ""  # where in the log they were read
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,14 @@ class _Open:
     closed: int | None = None  # the tick in which it was closed
     lsn: int | None = None
     commit_ms: int | None = None
+    begun_again: bool = False
 
 
 @dataclass(slots=True)
 class _Seen:
     numbers: dict[str, Numbers] = field(default_factory=dict)
     ticks: set[int] = field(default_factory=set)
+    sequence: str | None = None
 
 
 @dataclass
@@ -200,7 +204,7 @@ class Sealer:
         self._snapshot_end(facts)
 
     def _rows(self, rows: RowsSeen, tick: int) -> None:
-        group, table, first, last, _ = rows
+        group, table, first, last, _, sequence, _ = rows
         if group.startswith(SNAPSHOT):
             if not self._snapshot_rows(group, tick):
                 return
@@ -209,12 +213,20 @@ class Sealer:
         seen = self._seen.get(group)
         if seen is None:
             seen = self._seen[group] = _Seen()
+        if sequence is not None:
+            self._check_sequence(seen, rows)
         numbers = seen.numbers.get(table)
         if numbers is None:
             seen.numbers[table] = Numbers(first, last)
         else:
             numbers.add(first, last)
         seen.ticks.add(tick)
+
+    @staticmethod
+    def _check_sequence(seen: _Seen, rows: RowsSeen) -> None:
+        if seen.sequence is not None and seen.sequence != rows.sequence:
+            raise _counted_anew(rows.group, rows.place)
+        seen.sequence = rows.sequence
 
     def _changed(self) -> None:
         self._pending_rows = self._waiting = None
@@ -278,6 +290,7 @@ class Sealer:
     def _begin(self, event: TransactionEvent, group: str, tick: int) -> None:
         if self._left_open is not None:
             if self._left_open.group == group:
+                self._left_open.begun_again = True
                 return
             self._leave(tick, is_repeat=self._is_known(group, event.id))
         self._queue.append(_Open(event.id, group, tick))
@@ -420,9 +433,11 @@ class Sealer:
         return self._snapshot.ended
 
     def _is_whole(self, head: _Open, read_all_since: int) -> bool:
+        seen = self._seen.get(head.group)
+        if head.begun_again and seen is not None and seen.sequence is not None:
+            raise _counted_anew(head.id)
         if head.closed is None:
             return False
-        seen = self._seen.get(head.group)
         if head.expected is None:
             binlog = transaction_group(head.id) == head.id
             return read_all_since >= head.closed and (binlog or seen is None)
@@ -522,6 +537,14 @@ def _too_many(head: _Open, table: str, expected: int, came: int) -> FixConfigura
         f"transaction {head.id}: table {table}: {expected} row events expected, {came} seen",
         remedy="The connector counted this transaction anew after a restart (Debezium before 3.6.1), or the topics"
         " hold records of another connector. Use Debezium 3.6.1 or later; start with a new snapshot and state folder.",
+    )
+
+
+def _counted_anew(id: str, place: str = "") -> FixConfiguration:
+    return FixConfiguration(
+        f"{place and place + ': '}the connector was restarted inside transaction {id} and counts its rows anew:"
+        " which of them are repeats cannot be told",
+        remedy="Use Debezium 3.6.1 or later, and start with a new snapshot and state folder.",
     )
 
 

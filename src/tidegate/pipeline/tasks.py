@@ -42,7 +42,15 @@ _PENDING = pa.schema(
         ("cell", pa.binary()),
     ]
 )
-_RANGES = pa.schema([("group", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("lsn", pa.int64())])
+_RANGES = pa.schema(
+    [
+        ("group", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("lsn", pa.int64()),
+        ("sequence", pa.string()),
+    ]
+)
 
 
 def ipc_bytes(table: pa.Table | pa.RecordBatch) -> bytes:
@@ -103,7 +111,7 @@ def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) ->
 
 
 def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
-    """Consecutive numbers of one transaction become one row: (group, first, last, greatest LSN)."""
+    """Consecutive numbers of one transaction become one row: (group, first, last, greatest LSN, sequence)."""
     code = groups.indices.to_numpy()
     order = np.asarray(events.orders, dtype=np.int64)
     lsn = np.asarray(events.lsns, dtype=np.int64)
@@ -111,13 +119,21 @@ def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
     code, order, lsn = code[sorting], order[sorting], lsn[sorting]
     starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(order) > 1)]) if len(code) else np.empty(0, int)
     ends = np.r_[starts[1:], len(code)] - 1 if len(code) else starts
+    named = groups.dictionary.take(pa.array(code[starts]))
     columns = [
-        groups.dictionary.take(pa.array(code[starts])),
+        named,
         pa.array(order[starts]),
         pa.array(order[ends]),
         pa.array(np.maximum.reduceat(lsn, starts) if len(code) else lsn),
+        _sequences(events, named),
     ]
     return ipc_bytes(pa.record_batch(columns, schema=_RANGES))
+
+
+def _sequences(events: RowEvents, groups: pa.Array) -> pa.Array:
+    if not events.sequences:
+        return pa.nulls(len(groups), pa.string())
+    return pa.array(map(events.sequences.get, groups.to_pylist()), pa.string())
 
 
 # --- derive: spread the sealed events by primary key

@@ -410,7 +410,10 @@ def _rows_seen(ingested: Ingested) -> list[RowsSeen]:
     name = ingested.chunk.table.name
     columns = (ranges[column].to_pylist() for column in ("group", "first", "last", "lsn"))
     group, first, last, lsn = columns
-    return list(map(RowsSeen._make, zip(group, repeat(name), first, last, lsn, strict=False)))
+    is_new = ranges["sequence"].null_count == ranges.num_rows
+    sequence = repeat(None) if is_new else ranges["sequence"].to_pylist()
+    place = repeat(str(ingested.chunk.range))
+    return list(map(RowsSeen._make, zip(group, repeat(name), first, last, lsn, sequence, place, strict=False)))
 
 
 def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:

@@ -46,7 +46,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ingested:
-    """What reading one chunk has shown; `ranges` is an Arrow blob of (group, first, last, lsn)."""
+    """What reading one chunk has shown; `ranges` is an Arrow blob of (group, first, last, lsn, sequence)."""
 
     chunk: Chunk
     rows: int

@@ -1,0 +1,107 @@
+"""Streams out of the ordinary: partitions that are added, counting that begins anew, large values that stay away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from tests import recordings
+from tests.pipeline import bench, write_project
+from tests.recordings import Record
+
+from tidegate.errors import FixConfiguration
+
+Row = Mapping[str, Any]
+
+
+def row_event(
+    table: str, order: int, op: str, before: Row | None, after: Row | None, *, xid: int = 900, version: str, **more: Any
+) -> Record:
+    """One row event of transaction `xid`, keyed by id."""
+    source: dict[str, Any] = {
+        "version": version,
+        "connector": "postgresql",
+        "db": "postgres",
+        "schema": "public",
+        "table": table,
+    }
+    source |= {"txId": xid, "lsn": 10 * xid + order, "snapshot": "false", **more}
+    transaction = {"id": f"{xid}:{10 * xid + order}", "total_order": order, "data_collection_order": order}
+    value = {"op": op, "before": before, "after": after, "source": source, "transaction": transaction}
+    return {"topic": f"shop.public.{table}", "key": {"id": (after or before or {})["id"]}, "value": value}
+
+
+def word(status: str, xid: int, lsn: int, **counts: int) -> Record:
+    """BEGIN or END of a transaction."""
+    collections = [{"data_collection": f"public.{table}", "event_count": count} for table, count in counts.items()]
+    value = {"status": status, "id": f"{xid}:{lsn}", "event_count": sum(counts.values()), "ts_ms": 1_700_000_000_000}
+    value["data_collections"] = collections if status == "END" else None
+    return {"topic": "shop.transaction", "key": {"id": value["id"]}, "value": value}
+
+
+def arrive(folder: Path, number: int, records: Sequence[Record], partitions: int) -> None:
+    recordings.write(folder / f"events/{number:03d}.jsonl.gz", records, partitions, None)
+
+
+def order_of(number: int, status: str) -> Row:
+    return {"id": number, "customer": 1, "order_date": "2026-01-01Z", "status": status}
+
+
+def put(order: int, op: str, row: Row, sequence: str) -> Record:
+    return row_event("purchase_orders", order, op, None, row, version="3.5.0.Final", sequence=f'["{sequence}","9001"]')
+
+
+@pytest.mark.parametrize("begins_again", [False, True])
+def test_an_old_debezium_that_counts_anew_is_refused_before_an_update_is_lost(
+    spark: SparkSession, tmp_path: Path, begins_again: bool
+) -> None:
+    write_project(tmp_path)
+    first = [word("BEGIN", 900, 9000), put(1, "c", order_of(1, "new"), "80"), put(2, "c", order_of(2, "new"), "80")]
+    later = "80" if begins_again else "95"
+    second = [put(1, "u", order_of(1, "paid"), later), put(2, "c", order_of(3, "new"), later)]
+    begin = [word("BEGIN", 900, 9003)] if begins_again else []
+    arrive(tmp_path, 0, first, 2)
+    with bench(spark, tmp_path) as one:
+        one.run()
+        arrive(tmp_path, 1, [*begin, *second, word("END", 900, 9050, purchase_orders=2)], 2)
+        one.arrive()
+        with pytest.raises(FixConfiguration, match="restarted inside transaction 900"):
+            one.run()
+        assert one.documents() == {}
+
+
+def cut_within(records: Sequence[Record], group: str) -> int:
+    """A place in the middle of a transaction's rows."""
+    inside = [
+        place
+        for place, record in enumerate(records)
+        if str((json.loads(record["value"] or "{}").get("transaction") or {}).get("id", "")).startswith(f"{group}:")
+    ]
+    return inside[len(inside) // 2]
+
+
+@pytest.mark.parametrize("max_events", [40, 100_000])
+def test_a_row_topic_may_gain_partitions_in_the_middle_of_a_transaction(
+    spark: SparkSession, tmp_path: Path, max_events: int
+) -> None:
+    """A row's key then lies in another partition than before: the old one may be read later."""
+    records = recordings.load("events_recommended_raw")
+    at = cut_within(records, "769")
+    write_project(tmp_path, max_events=max_events)
+    arrive(tmp_path, 0, records[:at], 1)
+    with bench(spark, tmp_path) as one:
+        one.run()
+        assert one.documents() == recordings.replayed_truth(records[:at])[-1]
+        assert {waiting.id.split(":")[0] for waiting in one.ticks.waiting()} == {"769"}
+        arrive(tmp_path, 1, records[at:], 5)
+        one.arrive()
+        truth = recordings.replayed_truth(records)
+        while one.step() is not None:
+            truth = truth[truth.index(one.documents()) :]
+        assert len(one.documents()) and one.documents() == truth[-1]
+        assert one.ticks.waiting() == []
+        assert [verdict.equal for verdict in one.verdicts()] == [True]
