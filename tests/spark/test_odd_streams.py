@@ -74,6 +74,28 @@ def test_an_old_debezium_that_counts_anew_is_refused_before_an_update_is_lost(
         assert one.documents() == {}
 
 
+def test_a_row_that_comes_late_to_a_transaction_without_an_end_is_refused_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """MariaDB writes a bare BEGIN for TRUNCATE."""
+    records = recordings.load("events_mariadb")
+    emptied = next(record for record in records if record["value"] and record["value"].get("op") == "t")
+    write_project(tmp_path, prefix="mshop", schema="shop")
+    arrive(tmp_path, 0, [*records, emptied], 1)
+    with bench(spark, tmp_path) as one:
+        one.run()
+        documents = one.documents()
+    late = {**emptied["value"], "transaction": {**emptied["value"]["transaction"], "total_order": 2}}
+    arrive(tmp_path, 1, [emptied], 1)
+    with bench(spark, tmp_path) as one:
+        one.run()
+        assert (one.documents(), one.ticks.waiting()) == (documents, [])
+        arrive(tmp_path, 2, [{**emptied, "value": late}], 1)
+        one.arrive()
+        with pytest.raises(FixConfiguration, match=rf"topic {emptied['topic']}, partition 0, .*: row event 2 of"):
+            one.run()
+
+
 def cut_within(records: Sequence[Record], group: str) -> int:
     """A place in the middle of a transaction's rows."""
     inside = [

@@ -357,6 +357,41 @@ def test_what_such_a_version_repeats_of_a_sealed_transaction_is_passed_over() ->
     assert (sealer.seal(1), sealer.pending_rows) == ([], {})
 
 
+# --- transactions without an END
+
+
+def bare(group: str) -> TransactionEvent:
+    """A BEGIN as binlog connectors write it for DDL; the next one closes it."""
+    return TransactionEvent("BEGIN", group)
+
+
+def of_binlog(group: str, table: str, first: int, last: int) -> RowsSeen:
+    return RowsSeen(group, table, first, last, 0, None, "topic t, partition 0, offsets 4 to 9")
+
+
+def test_rows_that_come_after_their_uncounted_transaction_is_sealed_are_refused_with_their_place() -> None:
+    facts = TickFacts(0, [of_binlog("0-1-7", "orders", 1, 2)], [bare("0-1-7"), bare("0-1-8")])
+    sealer = sealer_of(facts)
+    told = [one.remembered_as for one in sealer.seal(0)]
+    assert [one.group for one in told] == ["0-1-7"]
+    restarted = Remembered(next_position=2, recent=tuple(told))
+    for one in (sealer, Sealer(COLLECTIONS, restarted)):
+        one.take(TickFacts(1, [of_binlog("0-1-7", "orders", 2, 2)]))
+        assert one.pending_rows == {}
+        with pytest.raises(FixConfiguration, match=r"offsets 4 to 9: row event 4 of transaction 0-1-7 .*table lines"):
+            one.take(TickFacts(2, [of_binlog("0-1-7", "lines", 4, 5)]))
+        with pytest.raises(FixConfiguration, match="row event 3 of transaction 0-1-7"):
+            one.take(TickFacts(2, [of_binlog("0-1-7", "orders", 1, 3)]))
+
+
+def test_so_are_rows_of_one_that_was_sealed_without_any() -> None:
+    """On Postgres the first row event has the LSN of BEGIN."""
+    sealer = sealer_of(TickFacts(0, [], [begin(7, 40), begin(8, 50)]))
+    assert groups_of(sealer.seal(0)) == ["7"]
+    with pytest.raises(FixConfiguration, match="row event 1 of transaction 7"):
+        sealer.take(TickFacts(1, [rows(7, "orders", 1, 1, lsn=40)]))
+
+
 # --- tables that END does not count
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidegate.capture.debezium import (
@@ -23,6 +23,7 @@ from tidegate.errors import FixConfiguration
 
 REMEMBERED_TRANSACTIONS = 200_000
 SNAPSHOT = "snapshot:"
+Ranges = tuple[tuple[int, int], ...]
 
 
 class RowsSeen(NamedTuple):
@@ -58,6 +59,7 @@ class SealedBefore(NamedTuple):
     group: str
     lsn: int
     tables: frozenset[str] | None = None  # those that END counted; None if that is not known
+    numbers: Ranges | None = None  # of all row events that came, where no END counted them
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class SealedTransaction:
     rows: int
     ticks: frozenset[int]
     tables: frozenset[str] | None = None  # those that END counted; None without an END
+    numbers: Ranges | None = None  # of its row events, without an END
 
     @property
     def is_snapshot(self) -> bool:
@@ -79,7 +82,7 @@ class SealedTransaction:
 
     @property
     def remembered_as(self) -> SealedBefore:
-        return SealedBefore(self.group, commit_lsn(self.id) or 0, self.tables)
+        return SealedBefore(self.group, commit_lsn(self.id) or 0, self.tables, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class Numbers:
             self._ranges = _merged(self._ranges)
             self._count, self._is_counted = sum(last - first + 1 for first, last in self._ranges), True
         return self._count
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(self._ranges)
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -157,6 +164,10 @@ class _Seen:
     numbers: dict[str, Numbers] = field(default_factory=dict)
     ticks: set[int] = field(default_factory=set)
     sequence: str | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        return tuple(_merged([one for numbers in self.numbers.values() for one in numbers.ranges]))
 
 
 @dataclass
@@ -238,6 +249,8 @@ class Sealer:
             return False
         if sealed.tables is not None and rows.table not in sealed.tables:
             raise _not_counted(rows.group, rows.table)
+        if sealed.numbers is not None:
+            _check_came_before(rows, sealed.numbers)
         return True
 
     def _snapshot_rows(self, group: str, tick: int) -> bool:
@@ -455,6 +468,8 @@ class Sealer:
         self._position, self._fresh = position + 1, False
         self._changed()
         sealed = SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, ticks, tables)
+        if tables is None and not sealed.is_snapshot:
+            sealed = replace(sealed, numbers=seen.ranges)
         if not sealed.is_snapshot:
             self._remember(sealed.remembered_as)
         return sealed
@@ -545,6 +560,22 @@ def _counted_anew(id: str, place: str = "") -> FixConfiguration:
         f"{place and place + ': '}the connector was restarted inside transaction {id} and counts its rows anew:"
         " which of them are repeats cannot be told",
         remedy="Use Debezium 3.6.1 or later, and start with a new snapshot and state folder.",
+    )
+
+
+def _check_came_before(rows: RowsSeen, numbers: Ranges) -> None:
+    """Without a count there is no other word on what came after the transaction was sealed."""
+    first = rows.first
+    for begun, reached in numbers:
+        if begun <= first <= reached:
+            first = reached + 1
+    if first > rows.last:
+        return
+    raise FixConfiguration(
+        f"{rows.place and rows.place + ': '}row event {first} of transaction {rows.group} (table {rows.table}) came"
+        " after the transaction was sealed: it has no END that counts its rows, and all that had come was taken",
+        remedy="Record what a transaction changed before what follows it, and let no run read a recording before it is"
+        " whole; then start with a new state folder.",
     )
 
 

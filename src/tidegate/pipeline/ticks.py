@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,6 +17,7 @@ from tidegate.capture.debezium import Place, TransactionEvent, notification, tra
 from tidegate.capture.log import LogReader
 from tidegate.capture.sealing import (
     REMEMBERED_TRANSACTIONS,
+    Ranges,
     Remembered,
     RowsSeen,
     SealedBefore,
@@ -44,6 +46,7 @@ _TRANSACTIONS = pa.schema(
         ("rows", pa.int64()),
         ("first_tick", pa.int64()),
         ("tables", pa.dictionary(pa.int32(), pa.string())),
+        ("numbers", pa.string()),
     ]
 )
 T = TypeVar("T")
@@ -426,6 +429,7 @@ def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:
         [one.rows for one in sealed],
         [min(one.ticks, default=None) for one in sealed],
         [None if one.tables is None else "\n".join(sorted(one.tables)) for one in sealed],
+        [None if one.numbers is None else json.dumps(one.numbers) for one in sealed],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _TRANSACTIONS, strict=True)]
     return tasks.ipc_bytes(pa.record_batch(arrays, schema=_TRANSACTIONS))
@@ -443,6 +447,7 @@ def _transactions_of(seal: Seal) -> list[SealedTransaction]:
             one["rows"],
             frozenset(range(one["first_tick"], seal.tick + 1)) if one["first_tick"] is not None else frozenset(),
             _tables_of(one.get("tables")),
+            _numbers_of(one.get("numbers")),
         )
         for one in tasks.ipc_table(seal.transactions).to_pylist()
     ]
@@ -452,3 +457,7 @@ def _transactions_of(seal: Seal) -> list[SealedTransaction]:
 def _tables_of(text: str | None) -> frozenset[str] | None:
     """Seals of earlier versions do not say which tables END counted."""
     return None if text is None else frozenset(text.split("\n")) - {""}
+
+
+def _numbers_of(text: str | None) -> Ranges | None:
+    return None if text is None else tuple((first, last) for first, last in json.loads(text))
