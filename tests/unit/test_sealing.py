@@ -539,6 +539,45 @@ def test_a_snapshot_that_begins_before_the_baseline_is_sealed_replaces_it_later(
     assert groups_of(sealer.seal(2)) == ["snapshot:600:90"]
 
 
+def cut_at_its_end(lsn: int, tick: int, *, ended: bool) -> TickFacts:
+    """Rows of a snapshot whose last row is durable, and the word of its end is not."""
+    group = f"snapshot:600:{lsn}"
+    return TickFacts(tick, [RowsSeen(group, "orders", tick, tick, lsn)], (), frozenset({group} if ended else ()))
+
+
+@pytest.mark.parametrize(
+    ("has_word_of_its_start", "ends_after_the_next_start"), [(False, False), (True, False), (True, True)]
+)
+def test_a_snapshot_that_follows_one_cut_at_its_end_is_announced_before_that_is_sealed(
+    has_word_of_its_start: bool, ends_after_the_next_start: bool
+) -> None:
+    started = ["STARTED"] if has_word_of_its_start else []
+    sealer = sealer_of(TickFacts(0, snapshot_words=started), remembered=Remembered())
+    sealer.take(cut_at_its_end(10, 1, ended=not ends_after_the_next_start))
+    sealer.take(TickFacts(2, snapshot_words=["STARTED"]))
+    sealer.take(cut_at_its_end(10, 3, ended=True))
+    assert groups_of(sealer.seal(3)) == ["snapshot:600:10"]
+    sealer.take(cut_at_its_end(90, 4, ended=True))
+    assert groups_of(sealer.seal(4)) == ["snapshot:600:90"]
+    assert sealer.needed_since is None
+
+
+def test_the_word_that_the_snapshot_is_whole_takes_back_what_was_announced() -> None:
+    """The first one was cut, and the second is the baseline: nothing is announced behind it."""
+    sealer = sealer_of(TickFacts(0, snapshot_words=["STARTED"]), remembered=Remembered())
+    sealer.take(cut_at_its_end(10, 1, ended=False))
+    sealer.take(TickFacts(2, snapshot_words=["STARTED"]))
+    sealer.take(cut_at_its_end(20, 3, ended=True))
+    assert groups_of(sealer.seal(3)) == ["snapshot:600:20"]
+    sealer.take(TickFacts(4, snapshot_words=["COMPLETED"]))
+    assert sealer.wants_barrier
+    sealer.seal(4)
+    assert (sealer.wants_barrier, sealer.needed_since) == (False, None)
+    sealer.take(baseline(90, 5, words=()))
+    with pytest.raises(FixConfiguration, match="another snapshot"):
+        sealer.seal(5)
+
+
 # --- counting
 
 

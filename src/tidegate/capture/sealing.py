@@ -192,7 +192,8 @@ class Sealer:
         self._last_snapshot = remembered.last_snapshot
         self._snapshot: _Snapshot | None = None
         self._completed: int | None = None  # the tick that said so of the newest snapshot; its rows may come later
-        self._announced: int | None = None  # the tick that said that a snapshot after the baseline has started
+        self._announced: int | None = None  # the tick that said that another snapshot than the first has started
+        self._has_started = False
         self._fresh = remembered.next_position == 0
         self._first_begin: int | None = None
         self._streamed: set[tuple[str, int]] = set()
@@ -277,15 +278,20 @@ class Sealer:
             snapshot.ended = facts.tick
 
     def _snapshot_word(self, word: str, tick: int) -> None:
-        """A start announces another snapshot if it follows the baseline, or the word that the baseline is whole."""
+        """A start announces another snapshot, unless it is that of the very first one."""
         if word == "STARTED":
-            self._announced = tick if not self._fresh or self._completed is not None else None
-            self._completed = None
+            self._announced = tick if self._follows_another() else None
+            self._completed, self._has_started = None, True
         elif word == "PARTIAL":
             self._announced = None
         else:
             self._announced = None if self._fresh else self._announced
             self._completed = tick
+
+    def _follows_another(self) -> bool:
+        """The one before it may be sealed first, also if the connector fell before it said that it is whole."""
+        has_ended = self._snapshot is not None and self._snapshot.ended is not None
+        return not self._fresh or self._has_started or has_ended or self._completed is not None
 
     def _stream_passed(self, snapshot: _Snapshot) -> bool:
         behind = snapshot_lsn(snapshot.group)
@@ -491,6 +497,8 @@ class Sealer:
         """Something waits until all that the log holds has been read, even if nothing new comes."""
         if self._snapshot is not None:
             return self._snapshot_ended is not None or (not self._fresh and self._announced is None)
+        if self._announced is not None and self._completed is not None:
+            return True
         head = self._queue[0] if self._queue else None
         return head is not None and (self._fresh or (head.closed is not None and head.expected is None))
 
