@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from tests import recordings
-from tests.pipeline import bench, write_project
+from tests.pipeline import bench, read_rows, write_files, write_project
 from tests.recordings import Record
 
 from tidegate.errors import FixConfiguration
@@ -93,6 +95,82 @@ def test_a_row_that_comes_late_to_a_transaction_without_an_end_is_refused_also_a
         arrive(tmp_path, 2, [{**emptied, "value": late}], 1)
         one.arrive()
         with pytest.raises(FixConfiguration, match=rf"topic {emptied['topic']}, partition 0, .*: row event 2 of"):
+            one.run()
+
+
+DOCS = """
+name: shop
+spark: {master: "local[2]"}
+source: {kind: files, topic_prefix: shop, path: "events/*.jsonl.gz"}
+tables: {docs: {key: [id], columns: {id: bigint, title: string, body: string}}}
+materializations: [{view: pages, to: sqlite, path: out.db, table: pages}]
+tick: {max_events: MAX_EVENTS, every_ms: 0}
+"""
+PAGES = "SELECT d.id, d.title, d.body, COUNT(*) AS copies FROM docs d GROUP BY d.id, d.title, d.body"
+
+
+def doc(number: int, title: str, body: str = recordings.UNAVAILABLE) -> Row:
+    return {"id": number, "title": title, "body": body}
+
+
+def committed(xid: int, *changes: tuple[str, Row]) -> list[Record]:
+    """A transaction over docs, with the default replica identity: what a delete had is made up but for its key."""
+    events = []
+    for order, (op, row) in enumerate(changes, 1):
+        before, after = (doc(row["id"], "", ""), None) if op == "d" else (None, row)
+        events.append(row_event("docs", order, op, before, after, xid=xid, version="3.6.3.Final"))
+    return [word("BEGIN", xid, 10 * xid), *events, word("END", xid, 10 * xid + 9, docs=len(events))]
+
+
+MOVES = [
+    committed(900, *(("c", doc(number, "new", f"large {number}")) for number in range(1, 6))),
+    committed(901, ("d", doc(1, "")), ("c", doc(11, "moved"))),
+    committed(902, ("u", doc(2, "touched")), ("d", doc(2, "")), ("c", doc(12, "moved"))),
+    committed(903, ("d", doc(12, "")), ("c", doc(13, "on")), ("d", doc(13, "")), ("c", doc(2, "back"))),
+    committed(904, ("c", doc(6, "new", "large 6")), ("d", doc(6, "")), ("c", doc(16, "moved"))),
+    committed(905, ("d", doc(3, "")), ("c", doc(23, "3 to 23")), ("d", doc(4, "")), ("c", doc(3, "4 to 3"))),
+]
+MOVED = [
+    (2, "back", "large 2"),
+    (3, "4 to 3", "large 4"),
+    (5, "new", "large 5"),
+    (11, "moved", "large 1"),
+    (16, "moved", "large 6"),
+    (23, "3 to 23", "large 3"),
+]
+
+
+@pytest.mark.parametrize("max_events", [2, 100_000])
+def test_a_row_with_another_primary_key_keeps_the_large_value_that_was_not_sent(
+    spark: SparkSession, tmp_path: Path, max_events: int
+) -> None:
+    """Its former row may lie in another partition of the table, and its two events in different ticks."""
+    write_files(tmp_path, DOCS.replace("MAX_EVENTS", str(max_events)), pages=PAGES)
+    recordings.write(tmp_path / "events/0.jsonl.gz", chain.from_iterable(MOVES), 5, random.Random(4))
+    with bench(spark, tmp_path, partitions=3) as one:
+        one.run()
+        assert one.ticks.waiting() == []
+        assert read_rows(tmp_path / "out.db", "SELECT id, title, body FROM pages ORDER BY id") == MOVED
+        assert [verdict.equal for verdict in one.verdicts()] == [True]
+
+
+def test_each_such_move_may_be_the_work_of_another_run(spark: SparkSession, tmp_path: Path) -> None:
+    write_files(tmp_path, DOCS.replace("MAX_EVENTS", "100"), pages=PAGES)
+    for number, records in enumerate(MOVES):
+        arrive(tmp_path, number, records, 5)
+        with bench(spark, tmp_path) as one:
+            one.run()
+    assert read_rows(tmp_path / "out.db", "SELECT id, title, body FROM pages ORDER BY id") == MOVED
+
+
+def test_such_a_row_whose_former_one_nobody_has_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    write_files(tmp_path, DOCS.replace("MAX_EVENTS", "100"), pages=PAGES)
+    arrive(tmp_path, 0, MOVES[0], 2)
+    with bench(spark, tmp_path) as one:
+        one.run()
+        arrive(tmp_path, 1, committed(901, ("u", doc(1, "before it")), ("c", doc(11, "moved"))), 2)
+        one.arrive()
+        with pytest.raises(FixConfiguration, match="the value of body was not sent"):
             one.run()
 
 

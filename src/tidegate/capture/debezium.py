@@ -29,6 +29,7 @@ class Op(IntEnum):
     DELETE = 1
     TRUNCATE = 2
     PARTIAL = 3  # an upsert with columns that Debezium did not send (unchanged TOAST values)
+    MOVED = 4  # the same under another key: the event before it has deleted the row under its former one
 
 
 class Source(msgspec.Struct, gc=False, rename={"tx_id": "txId"}):
@@ -204,6 +205,7 @@ class RowEvents:
         self.keys: list[KeyBytes] = []
         self.cells: list[Cell | None] = []
         self.lsns: list[int] = []
+        self.has_moved = False  # a row under another key lacks a column
         self.last_snapshot_rows: set[str] = set()  # the groups of those that say so
         self.sequences: dict[str, str] = {}  # of versions that count anew after a restart: what a group's rows share
         self.streamed = False  # a row of the stream was seen, so the snapshot is behind
@@ -270,7 +272,7 @@ class RowDecoder:
 
     def _change(self, events: RowEvents, event: Any) -> None:
         if event.op in _UPSERTS:
-            self._upsert(events, event.after)
+            self._upsert(events, event.op, event.after)
         elif event.op == "d":
             events.ops.append(Op.DELETE)
             events.keys.append(self._deleted_key(event.before))
@@ -282,13 +284,14 @@ class RowDecoder:
         else:
             raise DoesNotFit(f'the operation "{event.op}" is unknown')
 
-    def _upsert(self, events: RowEvents, row: Any) -> None:
+    def _upsert(self, events: RowEvents, op: str, row: Any) -> None:
         if row is None:
             raise DoesNotFit('it has no "after"')
         _convert(row, self._after_conversions)
         cell = encode_json(row)
         partial = _UNAVAILABLE_TEXT in cell and unavailable_columns(cell)
-        events.ops.append(Op.PARTIAL if partial else Op.UPSERT)
+        events.ops.append(Op.UPSERT if not partial else Op.MOVED if op == "c" else Op.PARTIAL)
+        events.has_moved = events.has_moved or events.ops[-1] == Op.MOVED
         events.keys.append(encode_key([read(getattr(row, name)) for name, read in self._after_key]))
         events.cells.append(cell)
 
