@@ -188,7 +188,8 @@ class Run:
             began = time.monotonic()
             self._check(catalog, feed, began)
             captured = self._until_idle and feed.captured  # asked before looking at the log
-            done = ticks.step(log_is_filled=feed.log_is_filled)
+            filled = feed.log_is_filled
+            done = ticks.step(log_is_filled=filled)
             self._show_waiting(catalog, ticks)
             if done is not None:
                 self._watcher.ticked(done)
@@ -196,7 +197,7 @@ class Run:
                     one.wake()
                 merging.after_tick(done.tick)
                 self._stopping.wait(max(0.0, every_seconds - (time.monotonic() - began)))
-            elif captured and self._is_delivered(catalog) and self._may_end(ticks):
+            elif captured and filled and self._is_delivered(catalog) and self._may_end(ticks):
                 return
             else:
                 self._stopping.wait(IDLE_SECONDS)
