@@ -118,6 +118,14 @@ class Project:
     def state(self) -> Path:
         return (self.folder / self.file.state).absolute()
 
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables as SQL names them, as far as the project file tells."""
+        source = self.file.source
+        if isinstance(source, PostgresSource):
+            return tuple(table.rpartition(".")[2] for table in source.tables)
+        return tuple(self.file.tables)
+
 
 def load(folder: Path) -> Project:
     """Reads the project in a folder; refuses what it does not understand."""
