@@ -334,3 +334,22 @@ def test_an_unknown_setting_of_a_destination_is_refused_and_the_nearest_known_on
         'error: sqlite of "orders_with_lines-sqlite": unknown setting "pathh"\n'
         '  remedy: Did you mean "path"? Known here: path, table, timeout_seconds.\n'
     )
+
+
+# --- SQL
+
+
+def test_sql_that_only_spark_refuses_is_told_in_few_words(recorded: Recorded) -> None:
+    view = recorded.folder / "views" / "orders_with_lines.sql"
+    right = view.read_text()
+    view.write_text(right.replace("SUM(ol.quantity * ol.price)", "COALESCE(po.id, ARRAY_AGG(ol.id))"))
+    assert recorded.refused("check") == (
+        "error: views/orders_with_lines.sql:3:8: Spark refuses the query: [DATATYPE_MISMATCH.DATA_DIFF_TYPES]"
+        ' Cannot resolve "coalesce(id, collect_list(id))" due to data type mismatch: Input to `coalesce` should all be'
+        ' the same type, but it\'s ("BIGINT" or "ARRAY<BIGINT>").\n  remedy: Correct the SQL (Spark\'s dialect).\n'
+    )
+    view.write_text(right.replace(" AS total,", " AS total,,"))
+    assert recorded.refused("check") == (
+        "error: views/orders_with_lines.sql:3:45: Spark refuses the query: [PARSE_SYNTAX_ERROR] Syntax error at or near"
+        " ','.\n  remedy: Correct the SQL (Spark's dialect).\n"
+    )
