@@ -111,6 +111,7 @@ class PostgresDestination:
         delta_updates=False,
         promise="whole source transactions, exactly once",
     )
+    config: ClassVar[type[msgspec.Struct]] = PostgresConfig
 
     def spec(self, message: Spec) -> Described:
         return Described(

@@ -100,6 +100,7 @@ class SqliteDestination:
         delta_updates=False,
         promise="whole source transactions, exactly once",
     )
+    config: ClassVar[type[msgspec.Struct]] = SqliteConfig
 
     def spec(self, message: Spec) -> Described:
         return Described(
