@@ -336,6 +336,17 @@ def test_an_unknown_setting_of_a_destination_is_refused_and_the_nearest_known_on
     )
 
 
+def test_init_says_what_it_wrote_as_json(tmp_path: Path, shell: Shell) -> None:
+    folder = tmp_path / "shop"
+    done = shell("init", "--json", "--project", folder)
+    (said,) = done.json_lines()
+    assert done.code == 0 and all(Path(path).is_file() for path in said["wrote"])
+    assert str(folder / "tidegate.yaml") in said["wrote"]
+    again = shell("init", "--json", "--project", folder)
+    assert again.code == 2
+    assert again.json_lines()[0]["error"] == f"{folder / 'tidegate.yaml'} exists already"
+
+
 # --- SQL
 
 

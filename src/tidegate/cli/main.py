@@ -73,13 +73,16 @@ def _root(
 
 
 @app.command()
-def init(project: ProjectOption = Path()) -> None:
+def init(project: ProjectOption = Path(), as_json: JsonOption = False) -> None:
     """Start a project: tidegate.yaml and a first view."""
     from tidegate.cli.init import write_project
 
-    with _errors(False):
-        for path in write_project(project):
-            sys.stdout.write(f"wrote {path}\n")
+    with _errors(as_json):
+        written = list(write_project(project))
+    if as_json:
+        print_json({"wrote": written})
+    for path in () if as_json else written:
+        sys.stdout.write(f"wrote {path}\n")
 
 
 @app.command()
