@@ -210,7 +210,12 @@ class Materializer:
         if paths:
             found = list(stores(self._documents, paths, self.tick, upto))
             count = len(found)
-            self._session.run_round(found, RuntimeCheckpoint(upto))
+            self._session.run_round(found, self._checkpoint_at(upto))
         self.tick, self.trouble = upto, None
         self._delivered(Delivered(self.name, upto, count))
         return True
+
+    def _checkpoint_at(self, tick: int) -> RuntimeCheckpoint:
+        found = self._catalog.checkpoint_at(tick)
+        assert found is not None, tick  # it is derived
+        return found
