@@ -102,6 +102,9 @@ class MemoryDestination:
             known.update({row.key_range: row for row in plan.rows})
         return MemoryTransactor(self.server, message.materialization, plan.mine)
 
+    def places(self, materialization: MaterializationSpec) -> tuple[tuple[str, ...], ...]:
+        return tuple((materialization.name, _table_name(binding)) for binding in materialization.bindings)
+
     @contextmanager
     def snapshot(self, materialization: MaterializationSpec) -> Iterator[MemorySnapshot]:
         with self.server.lock:
