@@ -13,6 +13,10 @@ from tests.shell import Shell
 KEPT_REMEDY = (
     "Bring the newest copy of the state folder back, or give the materialization a new name and an empty table.\n"
 )
+LOST_REMEDY = (
+    "Restore a backup of the destination that is not older than the recovery log,"
+    " or give the materialization a new name and an empty table, which builds it anew.\n"
+)
 
 
 @pytest.fixture
@@ -56,3 +60,29 @@ def test_an_older_copy_of_the_state_folder_is_refused_although_its_next_tick_has
     newest.rename(state)
     begun.write(begun.folder / "events" / "3.jsonl", begun.rest[4:])
     begun.goes_on()
+
+
+def test_a_destination_that_is_lost_is_no_equal_one(begun: Recorded) -> None:
+    for path in begun.folder.glob("out.db*"):
+        path.unlink()
+    said = (
+        'error: materialization "orders_with_lines-sqlite": the destination knows of no round, but the recovery log is'
+        " at tick 0 (round 1): its row in tidegate_checkpoints was lost, or it was restored from a backup\n"
+        f"  remedy: {LOST_REMEDY}"
+    )
+    assert begun.refused("verify") == said
+    assert begun.refused() == said
+    assert begun.refused("verify") == said
+
+
+def test_verify_says_so_where_nothing_is_delivered_yet(begun: Recorded) -> None:
+    first = "  - {view: orders_with_lines, to: sqlite, path: out.db, table: orders_with_lines}\n"
+    later = "  - {view: orders_with_lines, to: sqlite, path: %s, table: later, name: %s}\n"
+    begun.change(first, first + later % ("out.db", "beside") + later % ("other.db", "elsewhere"))
+    done = begun("verify")
+    assert done.code == 0, done.err
+    assert done.out == (
+        "orders_with_lines-sqlite: equal (tick 0, 2 rows)\n"
+        "beside: nothing delivered yet\n"
+        "elsewhere: nothing delivered yet\n"
+    )
