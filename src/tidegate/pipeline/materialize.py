@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,21 @@ def check_fields(driver: Destination, spec: MaterializationSpec) -> None:
                 raise FixConfiguration(
                     f'materialization "{spec.name}": {driver.name} cannot take column "{field.name}" ({field.type})'
                     + (f": {constraint.reason}" if constraint and constraint.reason else ""),
-                    remedy="Leave the column out of the view, or cast it to a type that the destination has.",
+                    remedy="Leave the column out of the view, or cast it to a type that the destination has;"
+                    " or name another `table`.",
+                )
+
+
+def require_own_places(materializations: Iterable[tuple[Destination, MaterializationSpec]]) -> None:
+    """Refuses two that would write into one table: each would take the other's rows for its own."""
+    owners: dict[tuple[str, ...], str] = {}
+    for driver, spec in materializations:
+        for place in driver.places(spec):
+            owner = owners.setdefault((driver.name, *place), spec.name)
+            if owner != spec.name:
+                raise FixConfiguration(
+                    f'materializations "{owner}" and "{spec.name}" have the same table: {place[-1]} in {place[0]}',
+                    remedy="Give one of them another `table:`.",
                 )
 
 
@@ -140,7 +154,7 @@ class Materializer:
         self.spec = specification(project, settings, definition)
         self.trouble: TidegateError | None = None  # what keeps it from delivering just now
         self.failure: BaseException | None = None  # what has ended it
-        self._driver = destination(settings.to)
+        self.driver = destination(settings.to)
         self._documents, self._view = Documents(definition), definition.name
         self._catalog, self._delivered = catalog, delivered
         self._session: Session | None = None
@@ -157,8 +171,8 @@ class Materializer:
         self._thread.start()
 
     def _open(self) -> None:
-        prepare(self._driver, self.spec)
-        self._session = Session.open(self._driver.open, self.spec, self._catalog)
+        prepare(self.driver, self.spec)
+        self._session = Session.open(self.driver.open, self.spec, self._catalog)
         self.tick = self._session.checkpoint.tick if self._session.checkpoint else -1
 
     def wake(self) -> None:

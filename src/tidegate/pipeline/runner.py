@@ -19,7 +19,7 @@ from tidegate.catalog.sqlite import SqliteCatalog
 from tidegate.errors import DefinitelyNotDone, UnknownColumn
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline.known import news, remember, with_remembered
-from tidegate.pipeline.materialize import Delivered, Materializer
+from tidegate.pipeline.materialize import Delivered, Materializer, require_own_places
 from tidegate.pipeline.merging import Merging
 from tidegate.pipeline.project import Project
 from tidegate.pipeline.sources import Source, source
@@ -173,8 +173,12 @@ class Run:
 
     def _start_materializers(self, catalog: Catalog, defined: Defined) -> None:
         views = {view.name: view for view in defined.views}
-        for settings in self._project.file.materializations:
-            one = Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+        found = [
+            Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+            for settings in self._project.file.materializations
+        ]
+        require_own_places((one.driver, one.spec) for one in found)
+        for one in found:
             self._materializers.append(one)
             one.start()
 
