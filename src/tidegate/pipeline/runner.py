@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, UnknownColumn
+from tidegate.errors import DefinitelyNotDone, FixConfiguration, UnknownColumn
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline.known import news, remember, with_remembered
 from tidegate.pipeline.materialize import Delivered, Materializer, require_own_places
 from tidegate.pipeline.merging import Merging
-from tidegate.pipeline.project import Project
+from tidegate.pipeline.project import Project, ViewFile
 from tidegate.pipeline.sources import Source, source
 from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
@@ -60,9 +60,21 @@ class Defined:
 
 def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
     by_name = {table.name: table for table in tables}
+    _require_own_names(project.views, tables)
     return Defined(
         tuple(tables), tuple(define(view.name, view.sql, view.path, by_name, spark) for view in project.views)
     )
+
+
+def _require_own_names(views: Sequence[ViewFile], tables: Sequence[TableSchema]) -> None:
+    """Tables and views share their names' folders and rows of the catalog, and some disks know no upper case."""
+    taken = {table.name.lower(): table.name for table in tables}
+    for view in views:
+        if view.name.lower() in taken:
+            raise FixConfiguration(
+                f'{view.path}: there is a table "{taken[view.name.lower()]}" already',
+                remedy="Save it under another name: a view is called as its file is.",
+            )
 
 
 def session(project: Project) -> SparkSession:
