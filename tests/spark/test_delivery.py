@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.acceptance.test_trouble_outside import transaction
+from tests.acceptance.test_trouble_outside import event, transaction
 from tests.pipeline import Bench, bench, read_rows, write_files
 
 from tidegate.errors import FixConfiguration
+from tidegate.pipeline.project import load
+from tidegate.pipeline.status import status_of
 
 PROJECT = """
 name: shop
@@ -25,6 +27,10 @@ materializations:
   - {view: counts, to: sqlite, path: out.db, table: counts}
 """
 VIEW = "SELECT order_id, COUNT(*) AS n FROM order_lines GROUP BY order_id"
+EMPTY = "".join(
+    event("shop.transaction", {"id": "701:20", "ts_ms": 1, **said})
+    for said in ({"status": "BEGIN"}, {"status": "END", "event_count": 0, "data_collections": []})
+)
 CHECKPOINT = "SELECT checkpoint FROM tidegate_checkpoints"
 
 
@@ -104,3 +110,23 @@ def test_a_checkpoint_of_an_earlier_version_is_taken_and_its_next_round_fills_it
     record(folder, 701, 20)
     deliver_all(spark, folder)
     assert checkpoint(folder)["seal"]
+
+
+def test_status_shows_what_is_delivered_although_a_tick_has_changed_nothing(spark: SparkSession, folder: Path) -> None:
+    deliver_all(spark, folder)
+    assert delivered_ticks(folder) == [0]
+    (folder / "events" / "701.jsonl.gz").write_bytes(gzip.compress(EMPTY.encode()))
+    with bench(spark, folder) as one:
+        one.run()
+        assert one.catalog.derived() == 1
+        assert delivered_ticks(folder) == [1]
+        record(folder, 702, 30)
+        one.arrive()
+        assert one.ticks.step()
+        assert delivered_ticks(folder) == [1], "it is derived, but not delivered"
+        one.deliver()
+    assert delivered_ticks(folder) == [2]
+
+
+def delivered_ticks(folder: Path) -> list[int]:
+    return [one.tick for one in status_of(load(folder)).materializations]
