@@ -6,6 +6,8 @@ import gzip
 import json
 import shutil
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +16,13 @@ from pyspark.sql import SparkSession
 from tests.acceptance.test_trouble_outside import event, transaction
 from tests.pipeline import Bench, bench, read_rows, write_files
 
-from tidegate.errors import FixConfiguration
+from tidegate.cli.show import Lines
+from tidegate.destinations.sqlite import SqliteTransactor
+from tidegate.errors import Fenced, FixConfiguration
+from tidegate.pipeline import runner
 from tidegate.pipeline.project import load
 from tidegate.pipeline.status import status_of
+from tidegate.protocol.messages import StartCommit, StartedCommit
 
 PROJECT = """
 name: shop
@@ -130,3 +136,38 @@ def test_status_shows_what_is_delivered_although_a_tick_has_changed_nothing(spar
 
 def delivered_ticks(folder: Path) -> list[int]:
     return [one.tick for one in status_of(load(folder)).materializations]
+
+
+# --- the last round
+
+
+def test_a_failure_of_the_last_round_after_an_interrupt_is_told(
+    spark: SparkSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round is held up until the run has been told to stop and another session has taken its fence."""
+    began, fenced = threading.Event(), threading.Event()
+    commit = SqliteTransactor.start_commit
+
+    def late(transactor: SqliteTransactor, message: StartCommit) -> StartedCommit:
+        began.set()
+        assert fenced.wait(60)
+        return commit(transactor, message)
+
+    monkeypatch.setattr(SqliteTransactor, "start_commit", late)
+    monkeypatch.setattr(runner, "session", lambda _: spark)
+    monkeypatch.setattr(runner, "stop_session", lambda _: None)
+    run = runner.Run(load(folder), Lines(as_json=False), until_idle=False)
+
+    def interrupt() -> None:
+        assert began.wait(60)
+        run.stop()
+        time.sleep(1)  # the loop has seen it, and waits for the round
+        with closing(sqlite3.connect(folder / "out.db", isolation_level=None)) as connection:
+            connection.execute("UPDATE tidegate_checkpoints SET fence = fence + 1")
+        fenced.set()
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(Fenced):
+        run.run()
+    other.join()

@@ -167,6 +167,9 @@ class Run:
             merging = self._merging(spark, catalog, defined)
             while ticks is not None:
                 ticks = self._loop_until_a_new_column(catalog, feed, ticks, merging, pipeline)
+            feed.stop()
+            self._stop_materializers()
+            self._raise_failure()  # of the last round
 
     def _loop_until_a_new_column(
         self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Pipeline
@@ -223,10 +226,14 @@ class Run:
         if now - self._last_owner_check >= OWNER_CHECK_SECONDS:
             catalog.check_owner()
             self._last_owner_check = now
+        self._raise_failure()
+        for one in self._materializers:
+            self._watcher.trouble(one.name, str(one.trouble) if one.trouble else None)
+
+    def _raise_failure(self) -> None:
         for one in self._materializers:
             if one.failure is not None:
                 raise one.failure
-            self._watcher.trouble(one.name, str(one.trouble) if one.trouble else None)
 
     def _is_delivered(self, catalog: Catalog) -> bool:
         derived = catalog.derived()
