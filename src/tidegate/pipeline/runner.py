@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, TidegateError, UnknownColumn
+from tidegate.errors import DefinitelyNotDone, FixConfiguration, TidegateError, UnknownColumn
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline.known import news, remember, with_remembered
-from tidegate.pipeline.materialize import Delivered, Materializer
+from tidegate.pipeline.materialize import Delivered, Materializer, require_own_places
 from tidegate.pipeline.merging import Merging
-from tidegate.pipeline.project import Project
+from tidegate.pipeline.project import Project, ViewFile
 from tidegate.pipeline.sources import Source, source
 from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
@@ -61,9 +61,21 @@ class Defined:
 
 def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
     by_name = {table.name: table for table in tables}
+    _require_own_names(project.views, tables)
     return Defined(
         tuple(tables), tuple(define(view.name, view.sql, view.path, by_name, spark) for view in project.views)
     )
+
+
+def _require_own_names(views: Sequence[ViewFile], tables: Sequence[TableSchema]) -> None:
+    """Tables and views share their names' folders and rows of the catalog, and some disks know no upper case."""
+    taken = {table.name.lower(): table.name for table in tables}
+    for view in views:
+        if view.name.lower() in taken:
+            raise FixConfiguration(
+                f'{view.path}: there is a table "{taken[view.name.lower()]}" already',
+                remedy="Save it under another name: a view is called as its file is.",
+            )
 
 
 def session(project: Project) -> SparkSession:
@@ -181,6 +193,9 @@ class Run:
             merging = self._merging(spark, catalog, defined)
             while ticks is not None:
                 ticks = self._loop_until_a_new_column(catalog, feed, ticks, merging, pipeline)
+            feed.stop()
+            self._stop_materializers()
+            self._raise_failure()  # of the last round
 
     def _loop_until_a_new_column(
         self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Pipeline
@@ -199,8 +214,12 @@ class Run:
 
     def _start_materializers(self, catalog: Catalog, defined: Defined) -> None:
         views = {view.name: view for view in defined.views}
-        for settings in self._project.file.materializations:
-            one = Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+        found = [
+            Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+            for settings in self._project.file.materializations
+        ]
+        require_own_places((one.driver, one.spec) for one in found)
+        for one in found:
             self._materializers.append(one)
             one.start()
 
@@ -234,12 +253,16 @@ class Run:
         if now - self._last_owner_check >= OWNER_CHECK_SECONDS:
             catalog.check_owner()
             self._last_owner_check = now
+        self._raise_failure()
         for one in self._materializers:
-            if one.failure is not None:
-                raise one.failure
             trouble = one.trouble
             self._watcher.trouble(one.name, str(trouble) if trouble else None)
             self._patience.check(one.name, trouble, now)
+
+    def _raise_failure(self) -> None:
+        for one in self._materializers:
+            if one.failure is not None:
+                raise one.failure
 
     def _is_delivered(self, catalog: Catalog) -> bool:
         derived = catalog.derived()
