@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate.destinations.registry import destination
 from tidegate.model.schema import TableSchema
-from tidegate.pipeline.materialize import check_fields, specification
+from tidegate.pipeline.materialize import check_destination
 from tidegate.pipeline.project import load
 from tidegate.pipeline.runner import define_all, session
 from tidegate.pipeline.sources import check_source
@@ -76,8 +75,7 @@ def check_project(folder: Path) -> Found:
     views = {view.name: view for view in defined.views}
     found = []
     for settings in project.file.materializations:
-        driver = destination(settings.to)
-        check_fields(driver, specification(project, settings, views[settings.view]))
+        driver = check_destination(project, settings, views[settings.view])
         found.append(MaterializationFound(settings.known_as, settings.view, settings.to, driver.capabilities.promise))
     return Found(
         tables=tuple(_table(table) for table in tables),

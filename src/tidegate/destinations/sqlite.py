@@ -108,6 +108,7 @@ class SqliteDestination:
     def validate(self, message: Validate) -> Validated:
         config, tables, _ = _plan(message.materialization)
         if not Path(config.path).exists():
+            _require_folder(config)
             return Validated(tuple(opinion(table, ()) for table in tables))
         with _connected(config) as connection:
             return Validated(tuple(opinion(table, _found_columns(connection, table)) for table in tables))
@@ -246,6 +247,13 @@ def _found_columns(connection: sqlite3.Connection, table: Table) -> list[FoundCo
         (table.path[-1],),
     )
     return [FoundColumn(name, kind, bool(required), bool(key)) for name, kind, required, key in selected]
+
+
+def _require_folder(config: SqliteConfig) -> None:
+    if not Path(config.path).parent.is_dir():
+        raise FixConfiguration(
+            f'SQLite cannot make "{config.path}": there is no such folder', remedy=_FIX[sqlite3.SQLITE_CANTOPEN]
+        )
 
 
 def _connect(config: SqliteConfig, mode: str = "rwc") -> sqlite3.Connection:
