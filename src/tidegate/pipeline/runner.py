@@ -159,7 +159,7 @@ class Run:
             catalog = stack.enter_context(_closing(catalog_of(self._project)))
             feed = source(self._project, is_live=not self._until_idle)
             pipeline = stack.enter_context(self._checked(catalog, feed))
-            catalog.take_over()  # not before: a run that is refused leaves the one that goes on alone
+            stack.enter_context(owned(catalog))  # not before: a run that is refused leaves the one that goes on alone
             stack.callback(feed.stop)
             feed.start()
             if not self._await_tables(catalog, feed):
@@ -283,6 +283,18 @@ def _search_cycles_less_often() -> None:
     """A large tick keeps a million small objects: to look through them for cycles took a third of its time."""
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)
+
+
+@contextmanager
+def owned(catalog: Catalog) -> Iterator[None]:
+    """Takes over; a run that another one has taken over from says so, whatever it has stumbled over since."""
+    catalog.take_over()
+    try:
+        yield
+    except Exception:
+        with suppress(DefinitelyNotDone):
+            catalog.check_owner()
+        raise
 
 
 @contextmanager
