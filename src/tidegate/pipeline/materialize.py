@@ -111,6 +111,13 @@ def prepare(driver: Destination, spec: MaterializationSpec) -> None:
     driver.apply(Apply(spec, version="1"))
 
 
+def check_destination(project: Project, settings: MaterializationSettings, definition: ViewDefinition) -> Destination:
+    """The driver, once it is known that its destination can take the view; creates nothing."""
+    driver = destination(settings.to)
+    check_fields(driver, specification(project, settings, definition))
+    return driver
+
+
 def check_fields(driver: Destination, spec: MaterializationSpec) -> None:
     """Refuses a column that the destination cannot take; creates nothing."""
     answer = driver.validate(Validate(spec))

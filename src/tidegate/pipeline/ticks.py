@@ -303,6 +303,7 @@ class Ticks:
         underived = self._catalog.seals(self._catalog.derived() + 1, sealed_tick + 1)
         assert len(underived) <= 1, underived
         since = self._replay_since(last, underived)
+        self._forget_pending_of_the_dead(since)
         self._sealer = Sealer(self._collections(), self._remembered(last, since))
         self._check_arrangements()
         bindings = self._catalog.bindings(since)
@@ -317,6 +318,14 @@ class Ticks:
         for binding in bindings:
             if binding.tick > sealed_tick:
                 self._bound(binding, None)
+
+    def _forget_pending_of_the_dead(self, since: int) -> None:
+        """Drafts, and what ticks before `since` no longer need; a run that is fenced off may still remove some too."""
+        folder = self._layout.pending(0, 0).parent
+        for path in folder.iterdir() if folder.is_dir() else ():
+            tick = path.name.split("-")[0]
+            if path.name.startswith(".") or (tick.isdigit() and int(tick) < since):
+                path.unlink(missing_ok=True)
 
     @staticmethod
     def _replay_since(last: Seal | None, underived: Sequence[Seal]) -> int:
