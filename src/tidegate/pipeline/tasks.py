@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ _PENDING = pa.schema(
         ("cell", pa.binary()),
     ]
 )
+_PENDING_BATCH_BYTES = 64 << 20
 _RANGES = pa.schema([("group", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("lsn", pa.int64())])
 
 
@@ -78,28 +80,44 @@ def _ingest_chunk(layout: Layout, chunk: Chunk) -> Ingested:
         offset += batch.num_rows
     groups = pa.array(events.groups, pa.string()).dictionary_encode()
     if events.ops:
-        _write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
+        write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
     last = tuple(sorted(events.last_snapshot_rows))
     return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed)
 
 
-def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) -> None:
-    columns = [
-        groups,
-        pa.array(events.orders, pa.int64()),
-        pa.array(events.ops, pa.uint8()),
-        pa.array(list(map(key_hash, events.keys)), pa.uint32()),
-        pa.array(events.keys, pa.binary()),
-        pa.array(events.cells, pa.binary()),
-    ]
+def write_pending(
+    path: Path, events: RowEvents, groups: pa.DictionaryArray, batch_bytes: int = _PENDING_BATCH_BYTES
+) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, _PENDING) as writer:
-            writer.write(pa.record_batch(columns, schema=_PENDING))
+            for start, end in _cut(events, batch_bytes):
+                writer.write(_pending_batch(events, groups, start, end))
         draft.replace(path)
     except OSError as error:
         raise history.not_written(path, error) from error
+
+
+def _cut(events: RowEvents, batch_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where batches of about so many bytes start and end: an array, and what is shuffled, holds 2 GiB at most."""
+    sizes = [len(key) + len(cell or b"") for key, cell in zip(events.keys, events.cells, strict=True)]
+    ends = np.cumsum(sizes)
+    last_of_batch = np.flatnonzero(np.diff((ends - sizes) // batch_bytes)) + 1
+    yield from pairwise([0, *last_of_batch.tolist(), len(sizes)])
+
+
+def _pending_batch(events: RowEvents, groups: pa.DictionaryArray, start: int, end: int) -> pa.RecordBatch:
+    keys = events.keys[start:end]
+    columns = [
+        groups.slice(start, end - start),
+        pa.array(events.orders[start:end], pa.int64()),
+        pa.array(events.ops[start:end], pa.uint8()),
+        pa.array(list(map(key_hash, keys)), pa.uint32()),
+        pa.array(keys, pa.binary()),
+        pa.array(events.cells[start:end], pa.binary()),
+    ]
+    return pa.record_batch(columns, schema=_PENDING)
 
 
 def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
@@ -130,28 +148,28 @@ def spread(work: Derivation, positions: Positions, loads: Iterable[Sequence[Pend
         yield from ((partition, ("", b"")) for partition in range(work.layout.partitions))
     for files in loads:
         for table, path in files:
-            events = _sealed_events(positions, path)
-            if events.num_rows:
+            for events in _sealed_events(positions, path):
                 for partition, part in _by_partition(events, work.layout.partitions):
                     yield partition, (table, ipc_bytes(part))
 
 
-def _sealed_events(positions: Positions, path: str) -> pa.Table:
+def _sealed_events(positions: Positions, path: str) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(path) as file:
-        table = pa.ipc.open_file(file).read_all()
-        groups = table["group"].combine_chunks()
-        groups = groups.chunk(0) if isinstance(groups, pa.ChunkedArray) else groups
-        known = np.array([positions.get(group, -1) for group in groups.dictionary.to_pylist()], np.int64)
-        found = known[groups.indices.to_numpy()]
-        wanted = pa.array(found >= 0)
-        table = table.drop_columns(["group"]).append_column("position", pa.array(found))
-        return table if wanted.true_count == len(found) else table.filter(wanted)
+        reader = pa.ipc.open_file(file)
+        for place in range(reader.num_record_batches):
+            batch = reader.get_batch(place)
+            groups = batch.column("group")
+            known = np.array([positions.get(group, -1) for group in groups.dictionary.to_pylist()], np.int64)
+            found = known[groups.indices.to_numpy()]
+            wanted = pa.array(found >= 0)
+            events = batch.drop_columns(["group"]).append_column("position", pa.array(found))
+            yield events if wanted.true_count == len(found) else events.filter(wanted)
 
 
-def _by_partition(events: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+def _by_partition(events: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """A truncate has no key: it goes to all."""
-    target = events["hash"].to_numpy() % partitions
-    everywhere = events["op"].to_numpy() == Op.TRUNCATE
+    target = events.column("hash").to_numpy() % partitions
+    everywhere = events.column("op").to_numpy() == Op.TRUNCATE
     for partition in range(partitions):
         mask = (target == partition) | everywhere
         if mask.any():
