@@ -25,7 +25,7 @@ from tidegate.collections import history
 from tidegate.collections.tables import FIRST_ORDER, Event, follow
 from tidegate.crash_points import reach
 from tidegate.model.key import key_hash
-from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Written
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Written
 from tidegate.spark.failures import carrying_errors
 from tidegate.views.arrangement import AlreadyApplied, Arrangement
 from tidegate.views.kernel import compiled
@@ -213,7 +213,7 @@ def _in_order(parts: Sequence[bytes], snapshots: Sequence[int]) -> list[Event]:
     """Sorted as they were committed; a snapshot starts by emptying the table."""
     events = [Event(position, FIRST_ORDER, Op.TRUNCATE, b"", None) for position in snapshots]
     if parts:
-        table = pa.concat_tables(map(ipc_table, parts))
+        table = history.unbounded(pa.concat_tables(map(ipc_table, parts)))
         table = table.sort_by([("position", "ascending"), ("order", "ascending"), ("key", "ascending")])
         names = ("position", "order", "op", "key", "cell")
         events += map(Event._make, zip(*(table[name].to_pylist() for name in names), strict=True))
@@ -258,7 +258,7 @@ def net(updates: Sequence[history.Update]) -> dict[bytes, tuple[bytes | None, by
 
 # --- derive: views fold their changes
 
-_changes = msgspec.msgpack.Decoder(list[tuple[bytes, int, bytes, bytes | None]]).decode
+changes_in = msgspec.msgpack.Decoder(list[tuple[bytes, int, bytes, bytes | None]]).decode
 
 
 @carrying_errors
@@ -271,7 +271,7 @@ def fold_views(work: Derivation, blobs: Iterable[tuple[int, Any]]) -> Iterator[W
         for view in work.views:
             parts = [blob for target, (name, blob) in sent if target == partition and name == view.name]
             if parts:
-                yield _fold_view(work, view.name, partition, [one for blob in parts for one in _changes(blob)])
+                yield _fold_view(work, view.name, partition, [one for blob in parts for one in changes_in(blob)])
 
 
 def _fold_view(work: Derivation, view: str, partition: int, changes: list[Any]) -> Written:
@@ -302,51 +302,6 @@ def _output_updates(position: int, key: bytes, old: bytes | None, new: bytes | N
 def view_layout(work: Derivation, view: str) -> str:
     plan = next(one.plan for one in work.views if one.name == view)
     return f"{work.layout.name} {plan.layout}"
-
-
-# --- arrangements lost: built again from history
-
-
-@carrying_errors
-def rebuild(work: Derivation, loads: Iterable[Sequence[Rebuild]]) -> Iterator[Written]:
-    """Fills each arrangement that is not where the catalog expects it, from history; says which were filled."""
-    for part in (part for parts in loads for part in parts):
-        view = next((view for view in work.views if view.name == part.collection), None)
-        name = view_layout(work, part.collection) if view else work.layout.name
-        arrangement = Arrangement.open(work.layout.arrangement(part.collection, part.partition), name)
-        if not part.emit and part.expected <= arrangement.applied <= part.upto + 1:
-            continue
-        arrangement.reset()
-        if view:
-            yield _refill_view(work, part, arrangement)
-        else:
-            yield _refill_table(work, part, arrangement)
-
-
-def _refill_table(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
-    rows = history.current_rows(part.files[part.collection], part.upto)
-    mine = sorted(entry for entry in rows.items() if key_hash(entry[0]) % work.layout.partitions == part.partition)
-    with arrangement.write(part.upto) as transaction:
-        transaction.putmulti(mine)
-    return Written(part.collection, part.partition, None, len(mine), 0)
-
-
-def _refill_view(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
-    view = compiled(next(one.plan for one in work.views if one.name == part.collection))
-    changes = []
-    for table, paths in part.files.items():
-        for key, cell in history.current_rows(paths, part.upto).items():
-            for used in view.inputs_of(table):
-                changes += used.route(key, None, cell)
-    mine = [one for one in changes if key_hash(one[0]) % work.layout.partitions == part.partition]
-    path = history.tick_file(work.layout.state, part.collection, part.upto, work.layout.name, part.partition)
-    with arrangement.write(part.upto):
-        updates = [history.Update(key, 0, 1, new) for key, _, new in view.fold(arrangement, part.upto, mine) if new]
-        if part.emit and updates:
-            history.write(path, history.as_table(updates, part.upto))
-    found = bool(part.emit and updates)
-    size_bytes = path.stat().st_size if found else 0
-    return Written(part.collection, part.partition, str(path) if found else None, len(updates), size_bytes)
 
 
 # --- many small files become one
