@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -31,8 +31,9 @@ from tidegate.crash_points import reach
 from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
+from tidegate.pipeline.rebuilding import rebuild
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Rebuild, Sealed, ViewWork, Written
-from tidegate.spark.jobs import Jobs
+from tidegate.spark.jobs import Jobs, balanced
 from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
 
 CHUNK_EVENTS = 50_000
@@ -49,7 +50,6 @@ _TRANSACTIONS = pa.schema(
         ("numbers", pa.string()),
     ]
 )
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -353,15 +353,13 @@ class Ticks:
         derived, layout = self._catalog.derived(), self._layout.name
         if derived >= 0:
             expected = self._expected(derived)
+            files = [file for table in self._tables for file in self._catalog.files(table.name, -1, derived)]
             parts = [
-                Rebuild(name, partition, expected.get((name, partition), expected["", 0]), derived, files, emit)
-                for name, files, emit in self._arranged(derived)
+                Rebuild(name, partition, expected.get((name, partition), expected["", 0]), emit)
+                for name, emit in self._arranged({file.collection for file in files})
                 for partition in range(self._layout.partitions)
             ]
-            work = self._work(Sealed(derived, (), 0))
-            rebuilt = self._jobs.run(
-                balanced(parts, [1] * len(parts), self._jobs.parallelism), partial(tasks.rebuild, work)
-            )
+            rebuilt = rebuild(self._jobs, self._work(Sealed(derived, (), 0)), parts, files)
             self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
         self._catalog.set("layout", layout)
 
@@ -373,16 +371,14 @@ class Ticks:
         named = {(one.collection, one.partition): one.tick for one in self._catalog.applied() if one.layout == layout}
         return {("", 0): -1, **named}
 
-    def _arranged(self, derived: int) -> Iterable[tuple[str, Mapping[str, tuple[str, ...]], bool]]:
-        """Each collection, the history files that its arrangement is filled from, and whether it is a new view."""
-        files = {table.name: self._paths(table.name, derived) for table in self._tables}
+    def _arranged(self, with_rows: Set[str]) -> Iterable[tuple[str, bool]]:
+        """Each collection, and whether it is a new view over tables that have rows already."""
         for table in self._tables:
-            yield table.name, {table.name: files[table.name]}, False
+            yield table.name, False
         known = {one.collection for one in self._catalog.applied()}
         for view in self._views:
-            tables = {used.table.name for used in view.plan.inputs}
-            has_rows = any(files[name] for name in tables)
-            yield view.name, {name: files[name] for name in tables}, view.name not in known and has_rows
+            has_rows = any(used.table.name in with_rows for used in view.plan.inputs)
+            yield view.name, view.name not in known and has_rows
 
     def _paths(self, collection: str, upto: int) -> tuple[str, ...]:
         return tuple(one.path for one in self._catalog.files(collection, -1, upto))
@@ -404,17 +400,6 @@ class Ticks:
     @property
     def last_tick(self) -> int:
         return self._next - 1
-
-
-def balanced(items: Sequence[T], weights: Sequence[int], most: int) -> list[list[T]]:
-    """The items in at most `most` loads of about the same weight."""
-    loads: list[list[T]] = [[] for _ in range(min(most, len(items)))]
-    totals = [0] * len(loads)
-    for place in sorted(range(len(items)), key=lambda one: -weights[one]):
-        lightest = totals.index(min(totals))
-        loads[lightest].append(items[place])
-        totals[lightest] += weights[place]
-    return loads
 
 
 def _pieces(one: OffsetRange) -> list[OffsetRange]:

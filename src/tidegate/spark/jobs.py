@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import SparkContext
 
@@ -12,6 +12,7 @@ from tidegate.errors import DefinitelyNotDone
 from tidegate.spark.failures import carried
 
 ATTEMPTS = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class Jobs:
                 if attempt == ATTEMPTS:
                     raise _failed(failure) from failure
         raise AssertionError("unreachable")
+
+
+def balanced(items: Sequence[T], weights: Sequence[int], most: int) -> list[list[T]]:
+    """The items in at most `most` loads of about the same weight."""
+    loads: list[list[T]] = [[] for _ in range(min(most, len(items)))]
+    totals = [0] * len(loads)
+    for place in sorted(range(len(items)), key=lambda one: -weights[one]):
+        lightest = totals.index(min(totals))
+        loads[lightest].append(items[place])
+        totals[lightest] += weights[place]
+    return loads
 
 
 def _identity(partition: int) -> int:
