@@ -254,7 +254,9 @@ class Run:
             self._loop(catalog, feed, ticks, merging)
         except UnknownColumn as error:
             feed.met(error.table, error.column)
-            return pipeline.begin()[1]
+            begun = pipeline.begin()[1]
+            self._wake_materializers()  # the tick that was repeated may be the last one for long
+            return begun
         return None
 
     def _merging(self, spark: SparkSession, catalog: Catalog, defined: Defined) -> Merging:
@@ -272,6 +274,10 @@ class Run:
             self._materializers.append(one)
             one.start()
 
+    def _wake_materializers(self) -> None:
+        for one in self._materializers:
+            one.wake()
+
     def _stop_materializers(self) -> None:
         for one in self._materializers:
             one.stop()
@@ -287,8 +293,7 @@ class Run:
             self._show_waiting(catalog, ticks)
             if done is not None:
                 self._watcher.ticked(done)
-                for one in self._materializers:
-                    one.wake()
+                self._wake_materializers()
                 merging.after_tick(done.tick)
                 self._stopping.wait(max(0.0, every_seconds - (time.monotonic() - began)))
             elif captured and filled and self._is_delivered(catalog) and self._may_end(ticks):
