@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -30,7 +30,7 @@ from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Sealed, ViewWork, Written
-from tidegate.spark.jobs import Jobs
+from tidegate.spark.jobs import Jobs, balanced
 from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
 
 CHUNK_EVENTS = 50_000
@@ -46,7 +46,6 @@ _TRANSACTIONS = pa.schema(
         ("tables", pa.dictionary(pa.int32(), pa.string())),
     ]
 )
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -383,17 +382,6 @@ class Ticks:
     @property
     def last_tick(self) -> int:
         return self._next - 1
-
-
-def balanced(items: Sequence[T], weights: Sequence[int], most: int) -> list[list[T]]:
-    """The items in at most `most` loads of about the same weight."""
-    loads: list[list[T]] = [[] for _ in range(min(most, len(items)))]
-    totals = [0] * len(loads)
-    for place in sorted(range(len(items)), key=lambda one: -weights[one]):
-        lightest = totals.index(min(totals))
-        loads[lightest].append(items[place])
-        totals[lightest] += weights[place]
-    return loads
 
 
 def _pieces(one: OffsetRange) -> list[OffsetRange]:
