@@ -164,7 +164,7 @@ def test_a_key_column_that_records_lack_is_refused(recorded: Recorded) -> None:
 def test_a_key_that_is_not_among_the_columns_is_refused(recorded: Recorded) -> None:
     recorded.change("order_lines: {key: [id]", "order_lines: {key: [number]")
     assert recorded.refused("check") == (
-        "error: table \"order_lines\": the key ['number'] is not among its columns\n"
+        "error: tidegate.yaml:9: table \"order_lines\": the key ['number'] is not among its columns\n"
         "  remedy: Set `key: [...]` of tables.order_lines in tidegate.yaml to the table's primary key columns.\n"
     )
 
@@ -172,7 +172,7 @@ def test_a_key_that_is_not_among_the_columns_is_refused(recorded: Recorded) -> N
 def test_a_name_that_yaml_reads_as_something_else_is_to_be_quoted(recorded: Recorded) -> None:
     recorded.change("order_lines: {key: [id]", "order_lines: {key: [no]")
     assert recorded.refused("check") == (
-        'error: tidegate.yaml:9: "tables.order_lines.key.0": Input should be a valid string\n'
+        'error: tidegate.yaml:9: "tables.order_lines.key.0" has to be text\n'
         "  remedy: Write it in quotes: YAML reads words such as no and on, and numbers, as something else than text.\n"
     )
 
@@ -331,6 +331,36 @@ def test_an_unknown_setting_of_a_destination_is_refused_and_the_nearest_known_on
     recorded.change("path: out.db", "pathh: out.db")
     said = recorded.refused("check")
     assert said == (
-        'error: sqlite of "orders_with_lines-sqlite": unknown setting "pathh"\n'
+        'error: tidegate.yaml:15: sqlite of "orders_with_lines-sqlite": unknown setting "pathh"\n'
         '  remedy: Did you mean "path"? Known here: path, table, timeout_seconds.\n'
+    )
+
+
+def test_init_says_what_it_wrote_as_json(tmp_path: Path, shell: Shell) -> None:
+    folder = tmp_path / "shop"
+    done = shell("init", "--json", "--project", folder)
+    (said,) = done.json_lines()
+    assert done.code == 0 and all(Path(path).is_file() for path in said["wrote"])
+    assert str(folder / "tidegate.yaml") in said["wrote"]
+    again = shell("init", "--json", "--project", folder)
+    assert again.code == 2
+    assert again.json_lines()[0]["error"] == f"{folder / 'tidegate.yaml'} exists already"
+
+
+# --- SQL
+
+
+def test_sql_that_only_spark_refuses_is_told_in_few_words(recorded: Recorded) -> None:
+    view = recorded.folder / "views" / "orders_with_lines.sql"
+    right = view.read_text()
+    view.write_text(right.replace("SUM(ol.quantity * ol.price)", "COALESCE(po.id, ARRAY_AGG(ol.id))"))
+    assert recorded.refused("check") == (
+        "error: views/orders_with_lines.sql:3:8: Spark refuses the query: [DATATYPE_MISMATCH.DATA_DIFF_TYPES]"
+        ' Cannot resolve "coalesce(id, collect_list(id))" due to data type mismatch: Input to `coalesce` should all be'
+        ' the same type, but it\'s ("BIGINT" or "ARRAY<BIGINT>").\n  remedy: Correct the SQL (Spark\'s dialect).\n'
+    )
+    view.write_text(right.replace(" AS total,", " AS total,,"))
+    assert recorded.refused("check") == (
+        "error: views/orders_with_lines.sql:3:45: Spark refuses the query: [PARSE_SYNTAX_ERROR] Syntax error at or near"
+        " ','.\n  remedy: Correct the SQL (Spark's dialect).\n"
     )

@@ -219,6 +219,46 @@ def test_a_destination_that_is_away_is_waited_for(tmp_path: Path, shell: Shell, 
     assert rows_of(server.dsn(), "waited") == {1: "paid", 2: "paid", 4: "new"}
 
 
+IMPATIENT = """
+import sys
+from pathlib import Path
+from tidegate.cli.show import Lines
+from tidegate.errors import TidegateError
+from tidegate.pipeline.project import load
+from tidegate.pipeline.runner import Run
+try:
+    Run(load(Path(sys.argv[1])), Lines(as_json=False), until_idle=True, patience_seconds=1.0).run()
+except TidegateError as error:
+    sys.stderr.write(f"error: {error}")
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_until_idle_gives_up_on_a_destination_that_stays_away_and_goes_on_later(
+    tmp_path: Path, shell: Shell, server: EmbeddedPostgres
+) -> None:
+    folder = deliver_to_postgres(tmp_path / "later")
+    environment = {**os.environ, "DESTINATION_DSN": server.dsn()}
+    server.stop()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", IMPATIENT, str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_SECONDS,
+            env=environment,
+            check=False,
+        )
+    finally:
+        server.start()
+    assert done.returncode == 3, done.stderr
+    assert 'error: "later" could not deliver for 1 seconds: Postgres at 127.0.0.1:' in done.stderr
+    assert done.stderr.endswith("It goes on where it stopped.")
+    assert shell("run", "--until-idle", "--project", folder, DESTINATION_DSN=server.dsn()).code == 0
+    assert rows_of(server.dsn(), "later") == {1: "paid", 2: "paid", 4: "new"}
+
+
 @pytest.mark.timeout(240)
 def test_a_source_that_is_away_is_told_and_followed_again(tmp_path: Path, server: EmbeddedPostgres) -> None:
     with psycopg.connect(server.dsn()) as connection:

@@ -28,6 +28,7 @@ from tidegate.destinations.registry import destination
 from tidegate.destinations.sqlite import SqliteConfig, _sorted
 from tidegate.embedded.postgres import EmbeddedPostgres
 from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration, MaybeDone
+from tidegate.pipeline.materialize import check_fields
 from tidegate.protocol.fence import Fence
 from tidegate.protocol.messages import (
     ALL_KEYS,
@@ -403,8 +404,17 @@ def test_a_changed_type_is_refused(sql_place: Place) -> None:
     changed = sql_place.spec(values=(FieldSpec("customer", "bigint"), FieldSpec("lines", "json")))
     (opinion,) = sql_place.destination.validate(Validate(changed, spec)).bindings
     assert opinion.constraints["customer"].kind == "incompatible"
-    with pytest.raises(FixConfiguration, match="customer"):
+    with pytest.raises(FixConfiguration, match="customer") as refused:
         sql_place.destination.apply(Apply(changed, "2", spec))
+    assert refused.value.remedy == (
+        "Name another `table` and give the materialization a new name, which builds it anew; or alter the table there."
+    )
+    with pytest.raises(FixConfiguration, match='cannot take column "customer"') as unfit:
+        check_fields(sql_place.destination, changed)
+    assert unfit.value.remedy == (
+        "Name another `table`, or alter the column there; or leave it out: write another view without it,"
+        " and deliver that to a table of its own."
+    )
 
 
 def test_a_changed_key_type_or_key_is_refused(sql_place: Place) -> None:
@@ -954,7 +964,9 @@ def test_a_value_that_postgres_cannot_hold_is_refused_and_changes_nothing(server
     session = place.open(spec)
     with pytest.raises(FixConfiguration) as raised:
         session.run_round([put(number, "a\0b", "[]") for number in range(size)], at(1))
-    assert "SQL" in raised.value.remedy
+    assert raised.value.remedy == (
+        "Leave its column out: write another view without it, and deliver that to a table of its own."
+    )
     assert place.rows(spec) == {}
     with place.open(spec) as again:
         again.run_round([put(1)], at(1))

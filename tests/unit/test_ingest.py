@@ -77,3 +77,22 @@ def test_a_binlog_names_a_table_by_its_database(tmp_path: Path) -> None:
     assert ingested(tmp_path, read(1, MARIADB)).rows == 1
     with pytest.raises(BadRecord, match=r'a row of table "other\.orders"'):
         ingested(tmp_path / "other", read(1, {**MARIADB, "db": "other", "schema": "public"}))
+
+
+def change(number: int, version: str, previous_commit: int) -> bytes:
+    source = {**POSTGRES, "version": version, "lsn": 50, "sequence": f'["{previous_commit}","50"]'}
+    transaction = {"id": "7:50", "total_order": number}
+    return json.dumps({"op": "c", "after": {"id": number}, "source": source, "transaction": transaction}).encode()
+
+
+@pytest.mark.parametrize(("version", "shared"), [("3.6.0.Final", '["20"'), ("3.6.1.Final", None)])
+def test_what_rows_share_is_told_of_versions_that_count_anew_after_a_restart(
+    tmp_path: Path, version: str, shared: str | None
+) -> None:
+    """Another task, or another tick, may read what was numbered anew."""
+    one = ingested(tmp_path, change(1, version, 20), change(2, version, 20))
+    assert tasks.ipc_table(one.ranges).to_pylist() == [
+        {"group": "7", "first": 1, "last": 2, "lsn": 50, "sequence": shared}
+    ]
+    again = ingested(tmp_path / "again", change(1, version, 35))
+    assert tasks.ipc_table(again.ranges)["sequence"].to_pylist() == [shared and '["35"']

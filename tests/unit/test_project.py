@@ -71,4 +71,79 @@ def test_how_a_table_writes_decimals_and_timestamps_may_be_said(tmp_path: Path) 
     assert table is not None
     assert (table.decimals, table.column("made").unit) == ("text", "micros")
     write(tmp_path, PROJECT.replace("    key: [id]\n", "    decimals: txet\n    key: [id]\n"))
-    assert said(tmp_path).startswith('tidegate.yaml:6: "tables.lines.decimals": Input should be ')
+    assert said(tmp_path) == "tidegate.yaml:6: \"tables.lines.decimals\" has to be one of 'auto', 'text' or 'base64'"
+
+
+DELIVERED = (
+    PROJECT
+    + """\
+materializations:
+  - {view: v, to: sqlite, path: out.db}
+  - view: v
+    to: sqlite
+    path: out.db
+    name: second
+"""
+)
+SQLITE = "Known here: path, table, timeout_seconds."
+ADD_KEY = "Set `key: [...]` of tables.orders in tidegate.yaml to the table's primary key columns."
+FIRST = 'tidegate.yaml:9: sqlite of "v-sqlite"'
+MISTAKES = {
+    ("to: sqlite, path", "to: sqlit, path"): (
+        'tidegate.yaml:9: there is no destination "sqlit"',
+        'Did you mean "sqlite"? There are: postgres, sqlite.',
+    ),
+    ("path: out.db}", "tabel: x, path: out.db}"): (
+        f'{FIRST}: unknown setting "tabel"',
+        f'Did you mean "table"? {SQLITE}',
+    ),
+    (", path: out.db}", "}"): (f'{FIRST}: "path" is missing', f"Add `path: …` here. {SQLITE}"),
+    ("path: out.db}", "path: 5}"): (f'{FIRST}: "path" has to be text', SQLITE),
+    ("out.db}", "out.db, timeout_seconds: long}"): (f'{FIRST}: "timeout_seconds" has to be a number', SQLITE),
+    ("    path: out.db\n", ""): (
+        'tidegate.yaml:10: sqlite of "second": "path" is missing',
+        f"Add `path: …` here. {SQLITE}",
+    ),
+    ("{key: [id], columns", "{columns"): ('tidegate.yaml:4: table "orders" has no key', ADD_KEY),
+    ("{key: [id]", "{key: [number]"): (
+        "tidegate.yaml:4: table \"orders\": the key ['number'] is not among its columns",
+        ADD_KEY,
+    ),
+    ("  lines:\n", "  lines:\n    topic: ship.public.lines\n"): (
+        'tidegate.yaml:5: table "lines": topic "ship.public.lines" does not start with the source\'s topic_prefix'
+        ' "shop."',
+        "Correct tables.lines.topic or source.topic_prefix in tidegate.yaml.",
+    ),
+    ("kind: files", "kind: filse"): (
+        'tidegate.yaml:2: there is no source of kind "filse"',
+        'Did you mean "files"? There are: files, postgres.',
+    ),
+    ("kind: files", "kind: kafka"): (
+        'tidegate.yaml:2: there is no source of kind "kafka"',
+        "There are: files, postgres.",
+    ),
+    ("kind: files, ", ""): (
+        'tidegate.yaml:2: "source.kind" is missing',
+        "Add `kind: …` here. There are: files, postgres.",
+    ),
+    ("shop\nsource", "shop\ntick: {every_ms: -1}\nsource"): (
+        'tidegate.yaml:2: "tick.every_ms" has to be 0 or more',
+        "See docs/configuration.md for values.",
+    ),
+    ("shop\nsource", "shop\ntick: often\nsource"): (
+        'tidegate.yaml:2: "tick" has to be a section: settings by name',
+        "See docs/configuration.md for values.",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", MISTAKES)
+def test_every_mistake_names_its_line_and_its_remedy_in_plain_words(tmp_path: Path, change: tuple[str, str]) -> None:
+    assert change[0] in DELIVERED
+    write(tmp_path, DELIVERED.replace(*change, 1))
+    assert (said(tmp_path), refusal(tmp_path).remedy) == MISTAKES[change]
+
+
+def test_a_table_may_be_called_as_a_kind_of_source(tmp_path: Path) -> None:
+    write(tmp_path, PROJECT.replace("  lines:\n", "  files:\n    kye: [id]\n"))
+    assert said(tmp_path) == 'tidegate.yaml:6: unknown setting "tables.files.kye"'

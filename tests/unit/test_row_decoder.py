@@ -292,6 +292,13 @@ def test_an_unchanged_large_value_is_taken_from_the_row_before(token: str, type_
     assert completed(now, f'{{"id":1,"v":{previous}}}'.encode()) == f'{{"id":1,"v":{previous}}}'.encode()
 
 
+def test_a_new_row_without_its_large_value_is_one_that_has_come_under_another_key() -> None:
+    """An INSERT sends every value: only an UPDATE of the primary key sends such a row, behind a delete."""
+    events = decoded(table_of("string"), event("c", after={"id": 1, "v": UNAVAILABLE}))
+    assert (events.ops, events.has_moved) == ([Op.MOVED], True)
+    assert not decoded(table_of("string"), event("u", after={"id": 1, "v": UNAVAILABLE})).has_moved
+
+
 def test_a_text_that_only_speaks_of_the_placeholder_is_a_value() -> None:
     events = decoded(table_of("string"), event(after={"id": 1, "v": f"see {UNAVAILABLE}"}))
     assert events.ops == [Op.UPSERT]

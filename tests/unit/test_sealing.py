@@ -317,6 +317,81 @@ def test_that_word_counts_for_nothing_once_another_snapshot_has_started() -> Non
     assert groups_of(sealer.seal(2)) == ["snapshot:600:10"]
 
 
+# --- versions that count anew after a restart inside a transaction
+
+
+def old(xid: int, first: int, last: int, sequence: str, place: str = "") -> RowsSeen:
+    """Row events of a Debezium before 3.6.1."""
+    return RowsSeen(str(xid), "orders", first, last, 50, sequence, place)
+
+
+def test_rows_of_one_transaction_that_were_counted_twice_are_refused_whichever_ticks_and_tables_hold_them() -> None:
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], [begin(7, 40)]))
+    sealer.take(TickFacts(1, [old(7, 3, 3, "20")]))
+    with pytest.raises(FixConfiguration, match=r"topic o, partition 1: .* inside transaction 7 and counts") as refused:
+        sealer.take(TickFacts(2, [old(7, 1, 1, "35", "topic o, partition 1")]))
+    assert "3.6.1" in refused.value.remedy
+
+
+@pytest.mark.parametrize("begun_again_in", [0, 1])
+def test_a_transaction_that_such_a_version_begins_twice_is_refused_before_it_is_sealed(begun_again_in: int) -> None:
+    """What was numbered anew may not have been read, and END counts no more than what has come."""
+    events: list[list[TransactionEvent]] = [[begin(7, 40)], []]
+    events[begun_again_in].append(begin(7, 45))
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], events[0]))
+    sealer.take(TickFacts(1, [], [*events[1], end(7, 60, orders=2)]))
+    with pytest.raises(FixConfiguration, match="restarted inside transaction 7:60"):
+        sealer.seal(1)
+
+
+def test_a_later_version_may_begin_a_transaction_twice() -> None:
+    events = [begin(7, 40), begin(7, 45), end(7, 60, orders=2)]
+    assert groups_of(sealer_of(TickFacts(0, [rows(7, "orders", 1, 2)], events)).seal(0)) == ["7"]
+
+
+def test_what_such_a_version_repeats_of_a_sealed_transaction_is_passed_over() -> None:
+    events = [begin(7, 40), end(7, 60, orders=2)]
+    sealer = sealer_of(TickFacts(0, [old(7, 1, 2, "20")], events))
+    assert groups_of(sealer.seal(0)) == ["7"]
+    sealer.take(TickFacts(1, [old(7, 1, 2, "")], events))
+    assert (sealer.seal(1), sealer.pending_rows) == ([], {})
+
+
+# --- transactions without an END
+
+
+def bare(group: str) -> TransactionEvent:
+    """A BEGIN as binlog connectors write it for DDL; the next one closes it."""
+    return TransactionEvent("BEGIN", group)
+
+
+def of_binlog(group: str, table: str, first: int, last: int) -> RowsSeen:
+    return RowsSeen(group, table, first, last, 0, None, "topic t, partition 0, offsets 4 to 9")
+
+
+def test_rows_that_come_after_their_uncounted_transaction_is_sealed_are_refused_with_their_place() -> None:
+    facts = TickFacts(0, [of_binlog("0-1-7", "orders", 1, 2)], [bare("0-1-7"), bare("0-1-8")])
+    sealer = sealer_of(facts)
+    told = [one.remembered_as for one in sealer.seal(0)]
+    assert [one.group for one in told] == ["0-1-7"]
+    restarted = Remembered(next_position=2, recent=tuple(told))
+    for one in (sealer, Sealer(COLLECTIONS, restarted)):
+        one.take(TickFacts(1, [of_binlog("0-1-7", "orders", 2, 2)]))
+        assert one.pending_rows == {}
+        with pytest.raises(FixConfiguration, match=r"offsets 4 to 9: row event 4 of transaction 0-1-7 .*table lines"):
+            one.take(TickFacts(2, [of_binlog("0-1-7", "lines", 4, 5)]))
+        with pytest.raises(FixConfiguration, match="row event 3 of transaction 0-1-7"):
+            one.take(TickFacts(2, [of_binlog("0-1-7", "orders", 1, 3)]))
+
+
+def test_so_are_rows_of_one_that_was_sealed_without_any() -> None:
+    """On Postgres the first row event has the LSN of BEGIN."""
+    sealer = sealer_of(TickFacts(0, [], [begin(7, 40), begin(8, 50)]))
+    assert groups_of(sealer.seal(0)) == ["7"]
+    with pytest.raises(FixConfiguration, match="row event 1 of transaction 7"):
+        sealer.take(TickFacts(1, [rows(7, "orders", 1, 1, lsn=40)]))
+
+
 # --- tables that END does not count
 
 
@@ -462,6 +537,45 @@ def test_a_snapshot_that_begins_before_the_baseline_is_sealed_replaces_it_later(
     assert groups_of(sealer.seal(1)) == ["snapshot:600:10"]
     sealer.take(baseline(90, 2, words=["COMPLETED"]))
     assert groups_of(sealer.seal(2)) == ["snapshot:600:90"]
+
+
+def cut_at_its_end(lsn: int, tick: int, *, ended: bool) -> TickFacts:
+    """Rows of a snapshot whose last row is durable, and the word of its end is not."""
+    group = f"snapshot:600:{lsn}"
+    return TickFacts(tick, [RowsSeen(group, "orders", tick, tick, lsn)], (), frozenset({group} if ended else ()))
+
+
+@pytest.mark.parametrize(
+    ("has_word_of_its_start", "ends_after_the_next_start"), [(False, False), (True, False), (True, True)]
+)
+def test_a_snapshot_that_follows_one_cut_at_its_end_is_announced_before_that_is_sealed(
+    has_word_of_its_start: bool, ends_after_the_next_start: bool
+) -> None:
+    started = ["STARTED"] if has_word_of_its_start else []
+    sealer = sealer_of(TickFacts(0, snapshot_words=started), remembered=Remembered())
+    sealer.take(cut_at_its_end(10, 1, ended=not ends_after_the_next_start))
+    sealer.take(TickFacts(2, snapshot_words=["STARTED"]))
+    sealer.take(cut_at_its_end(10, 3, ended=True))
+    assert groups_of(sealer.seal(3)) == ["snapshot:600:10"]
+    sealer.take(cut_at_its_end(90, 4, ended=True))
+    assert groups_of(sealer.seal(4)) == ["snapshot:600:90"]
+    assert sealer.needed_since is None
+
+
+def test_the_word_that_the_snapshot_is_whole_takes_back_what_was_announced() -> None:
+    """The first one was cut, and the second is the baseline: nothing is announced behind it."""
+    sealer = sealer_of(TickFacts(0, snapshot_words=["STARTED"]), remembered=Remembered())
+    sealer.take(cut_at_its_end(10, 1, ended=False))
+    sealer.take(TickFacts(2, snapshot_words=["STARTED"]))
+    sealer.take(cut_at_its_end(20, 3, ended=True))
+    assert groups_of(sealer.seal(3)) == ["snapshot:600:20"]
+    sealer.take(TickFacts(4, snapshot_words=["COMPLETED"]))
+    assert sealer.wants_barrier
+    sealer.seal(4)
+    assert (sealer.wants_barrier, sealer.needed_since) == (False, None)
+    sealer.take(baseline(90, 5, words=()))
+    with pytest.raises(FixConfiguration, match="another snapshot"):
+        sealer.seal(5)
 
 
 # --- counting

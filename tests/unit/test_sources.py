@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 
 from tidegate.capture import server_check
 from tidegate.capture.debezium import RowEvents, row_decoder
-from tidegate.capture.log import LogReader
+from tidegate.capture.files import FilesImport, ImportResult
+from tidegate.capture.log import LogReader, LogWriter
 from tidegate.errors import BadRecord, FixConfiguration, UnknownColumn
 from tidegate.model.key import encode_key
 from tidegate.model.schema import Column, TableSchema, parse_type
+from tidegate.pipeline import sources
 from tidegate.pipeline.project import FilesSource, Project, load
 from tidegate.pipeline.sources import FilesFeed, check_source, source
 
@@ -269,6 +272,28 @@ def test_a_live_feed_awaits_the_rest_of_a_line_and_one_until_idle_refuses_it(tmp
     feed.stop()
     with pytest.raises(BadRecord, match="line 3: Input data was truncated"):
         check_source(project)
+
+
+def test_while_a_look_is_under_way_the_log_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later file may have brought a transaction's BEGIN, and not its rows yet."""
+    may_end, look = threading.Event(), FilesImport.look
+
+    def held_up(self: FilesImport, writer: LogWriter) -> ImportResult:
+        result = look(self, writer)
+        assert may_end.wait(20)
+        return result
+
+    monkeypatch.setattr(sources, "LOOK_AGAIN_SECONDS", 0.01)
+    project = project_of(tmp_path, DECLARED)
+    write(project, {"value": event({"id": 1})})
+    feed = started(project)
+    awaited(feed, lambda: feed.log_is_filled)
+    monkeypatch.setattr(FilesImport, "look", held_up)
+    awaited(feed, lambda: not feed.log_is_filled)
+    assert feed.captured
+    may_end.set()
+    awaited(feed, lambda: feed.log_is_filled)
+    feed.stop()
 
 
 # --- tables of a server

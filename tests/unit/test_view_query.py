@@ -63,7 +63,18 @@ REFUSED = {
     "SELECT id, SUM(COUNT(id)) FROM orders GROUP BY id": ("1:16", "an aggregate inside an aggregate"),
     "SELECT id, COUNT(*) OVER () FROM orders GROUP BY id": ("1:12", "window functions"),
     "SELECT id, (SELECT 1) FROM orders GROUP BY id": ("1:20", "a subquery is not supported"),
-    "SELECT id, id / 2 FROM orders GROUP BY id": ("1:12", "DIV is not supported"),
+    "SELECT id, id / 2 FROM orders GROUP BY id": ("1:15", r" / is not supported"),
+    "SELECT id, (id)||'x' FROM orders GROUP BY id": ("1:16", r" \|\| is not supported"),
+    "SELECT id, status like 'x%' FROM orders GROUP BY id": ("1:19", " LIKE is not supported"),
+    "SELECT id, CAST(status AS int) FROM orders GROUP BY id": ("1:12", " CAST is not supported"),
+    "SELECT id, SUM(cast( (id) AS bigint)) FROM orders GROUP BY id": ("1:16", " CAST is not supported"),
+    "SELECT id, CAST(try_cast(id AS int) AS bigint) FROM orders GROUP BY id": ("1:12", " CAST is not supported"),
+    "SELECT id, TRY_CAST(id AS bigint) FROM orders GROUP BY id": ("1:12", " TRY_CAST is not supported"),
+    "SELECT id, SUM(id::bigint), CAST(id AS int) FROM orders GROUP BY id": ("1:18", " :: is not supported"),
+    "SELECT id, CAST(NULL AS bigint) FROM orders GROUP BY id": ("1:12", " CAST is not supported"),
+    "SELECT id, DATE '2026-01-05' FROM orders GROUP BY id": ("1:12", " DATE is not supported"),
+    "SELECT id, CASE WHEN id = 1 THEN 2 END FROM orders GROUP BY id": ("1:12", " CASE is not supported"),
+    "SELECT id, to_date(status) FROM orders GROUP BY id": ("1:12", " TO_DATE is not supported"),
     "SELECT id, COUNT(*) FILTER (WHERE id > 1) FROM orders GROUP BY id": ("1:35", "this condition in FILTER"),
     "SELECT o.id FROM orders o RIGHT JOIN lines l ON l.order_id = o.id GROUP BY o.id": ("1:38", "RIGHT JOIN"),
     "SELECT o.id FROM orders o FULL JOIN lines l ON l.order_id = o.id GROUP BY o.id": ("1:37", "FULL JOIN"),
@@ -108,6 +119,14 @@ def test_an_unknown_name_is_answered_with_the_nearest_known() -> None:
     assert _refusal("SELECT custmer FROM orders GROUP BY id").remedy == 'Did you mean "customer"?'
     assert _refusal("SELECT id FROM ordes GROUP BY id").remedy == 'Did you mean "orders"?'
     assert _refusal(f"SELECT id {JOIN} GROUP BY o.id").remedy == "Write o.id or l.id."
+
+
+def test_tables_on_different_keys_are_joined_by_who_reads_them() -> None:
+    remedy = _refusal(f"SELECT o.id {JOIN} JOIN payments p ON p.line_id = l.id GROUP BY o.id").remedy
+    assert remedy == (
+        "Join every table on the same columns: one shared key. Give a table with another key a view of its own,"
+        " without JOIN, and join the two where they are read."
+    )
 
 
 def _parsed(sql: str) -> Query:

@@ -29,6 +29,7 @@ class Op(IntEnum):
     DELETE = 1
     TRUNCATE = 2
     PARTIAL = 3  # an upsert with columns that Debezium did not send (unchanged TOAST values)
+    MOVED = 4  # the same under another key: the event before it has deleted the row under its former one
 
 
 class Source(msgspec.Struct, gc=False, rename={"tx_id": "txId"}):
@@ -204,7 +205,9 @@ class RowEvents:
         self.keys: list[KeyBytes] = []
         self.cells: list[Cell | None] = []
         self.lsns: list[int] = []
+        self.has_moved = False  # a row under another key lacks a column
         self.last_snapshot_rows: set[str] = set()  # the groups of those that say so
+        self.sequences: dict[str, str] = {}  # of versions that count anew after a restart: what a group's rows share
         self.streamed = False  # a row of the stream was seen, so the snapshot is behind
 
 
@@ -220,7 +223,6 @@ class RowDecoder:
         self._before_key = _key_fields(table.key_columns, table.key)
         self._version = ""
         self._old_version = False
-        self._sequences: dict[str, str] = {}
         self._id = self._group = ""  # of the last record: most follow one of their own transaction
 
     def decode(self, events: RowEvents, values: Sequence[bytes | None], topic: str, partition: int, first: int) -> None:
@@ -247,7 +249,7 @@ class RowDecoder:
             self._outside_transaction(events, event, offset)
         else:
             if self._old_version:
-                self._check_sequence(transaction, source)
+                self._check_sequence(events, transaction, source)
             if transaction.id != self._id:
                 self._id, self._group = transaction.id, transaction_group(transaction.id)
             events.groups.append(self._group)
@@ -270,7 +272,7 @@ class RowDecoder:
 
     def _change(self, events: RowEvents, event: Any) -> None:
         if event.op in _UPSERTS:
-            self._upsert(events, event.after)
+            self._upsert(events, event.op, event.after)
         elif event.op == "d":
             events.ops.append(Op.DELETE)
             events.keys.append(self._deleted_key(event.before))
@@ -282,13 +284,14 @@ class RowDecoder:
         else:
             raise DoesNotFit(f'the operation "{event.op}" is unknown')
 
-    def _upsert(self, events: RowEvents, row: Any) -> None:
+    def _upsert(self, events: RowEvents, op: str, row: Any) -> None:
         if row is None:
             raise DoesNotFit('it has no "after"')
         _convert(row, self._after_conversions)
         cell = encode_json(row)
         partial = _UNAVAILABLE_TEXT in cell and unavailable_columns(cell)
-        events.ops.append(Op.PARTIAL if partial else Op.UPSERT)
+        events.ops.append(Op.UPSERT if not partial else Op.MOVED if op == "c" else Op.PARTIAL)
+        events.has_moved = events.has_moved or events.ops[-1] == Op.MOVED
         events.keys.append(encode_key([read(getattr(row, name)) for name, read in self._after_key]))
         events.cells.append(cell)
 
@@ -298,9 +301,9 @@ class RowDecoder:
         _convert(row, self._before_conversions)
         return encode_key([read(getattr(row, name)) for name, read in self._before_key])
 
-    def _check_sequence(self, transaction: InTransaction, source: Source) -> None:
+    def _check_sequence(self, events: RowEvents, transaction: InTransaction, source: Source) -> None:
         group, previous = transaction_group(transaction.id), (source.sequence or "").split(",")[0]
-        if self._sequences.setdefault(group, previous) != previous:
+        if events.sequences.setdefault(group, previous) != previous:
             raise DoesNotFit(
                 f"the connector (Debezium {self._version}) was restarted inside transaction {transaction.id} and counts"
                 " its rows anew: use Debezium 3.6.1 or later and take a new snapshot"

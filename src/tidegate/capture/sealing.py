@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidegate.capture.debezium import (
@@ -23,6 +23,7 @@ from tidegate.errors import FixConfiguration
 
 REMEMBERED_TRANSACTIONS = 200_000
 SNAPSHOT = "snapshot:"
+Ranges = tuple[tuple[int, int], ...]
 
 
 class RowsSeen(NamedTuple):
@@ -33,6 +34,8 @@ class RowsSeen(NamedTuple):
     first: int
     last: int
     lsn: int
+    sequence: str | None = None  # what its rows share; only of versions that count anew after a restart
+    place: str = ""  # where in the log they were read
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class SealedBefore(NamedTuple):
     group: str
     lsn: int
     tables: frozenset[str] | None = None  # those that END counted; None if that is not known
+    numbers: Ranges | None = None  # of all row events that came, where no END counted them
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class SealedTransaction:
     rows: int
     ticks: frozenset[int]
     tables: frozenset[str] | None = None  # those that END counted; None without an END
+    numbers: Ranges | None = None  # of its row events, without an END
 
     @property
     def is_snapshot(self) -> bool:
@@ -77,7 +82,7 @@ class SealedTransaction:
 
     @property
     def remembered_as(self) -> SealedBefore:
-        return SealedBefore(self.group, commit_lsn(self.id) or 0, self.tables)
+        return SealedBefore(self.group, commit_lsn(self.id) or 0, self.tables, self.numbers)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,10 @@ class Numbers:
             self._ranges = _merged(self._ranges)
             self._count, self._is_counted = sum(last - first + 1 for first, last in self._ranges), True
         return self._count
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(self._ranges)
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -147,12 +156,18 @@ class _Open:
     closed: int | None = None  # the tick in which it was closed
     lsn: int | None = None
     commit_ms: int | None = None
+    begun_again: bool = False
 
 
 @dataclass(slots=True)
 class _Seen:
     numbers: dict[str, Numbers] = field(default_factory=dict)
     ticks: set[int] = field(default_factory=set)
+    sequence: str | None = None
+
+    @property
+    def ranges(self) -> Ranges:
+        return tuple(_merged([one for numbers in self.numbers.values() for one in numbers.ranges]))
 
 
 @dataclass
@@ -177,7 +192,8 @@ class Sealer:
         self._last_snapshot = remembered.last_snapshot
         self._snapshot: _Snapshot | None = None
         self._completed: int | None = None  # the tick that said so of the newest snapshot; its rows may come later
-        self._announced: int | None = None  # the tick that said that a snapshot after the baseline has started
+        self._announced: int | None = None  # the tick that said that another snapshot than the first has started
+        self._has_started = False
         self._fresh = remembered.next_position == 0
         self._first_begin: int | None = None
         self._streamed: set[tuple[str, int]] = set()
@@ -200,7 +216,7 @@ class Sealer:
         self._snapshot_end(facts)
 
     def _rows(self, rows: RowsSeen, tick: int) -> None:
-        group, table, first, last, _ = rows
+        group, table, first, last, _, sequence, _ = rows
         if group.startswith(SNAPSHOT):
             if not self._snapshot_rows(group, tick):
                 return
@@ -209,12 +225,20 @@ class Sealer:
         seen = self._seen.get(group)
         if seen is None:
             seen = self._seen[group] = _Seen()
+        if sequence is not None:
+            self._check_sequence(seen, rows)
         numbers = seen.numbers.get(table)
         if numbers is None:
             seen.numbers[table] = Numbers(first, last)
         else:
             numbers.add(first, last)
         seen.ticks.add(tick)
+
+    @staticmethod
+    def _check_sequence(seen: _Seen, rows: RowsSeen) -> None:
+        if seen.sequence is not None and seen.sequence != rows.sequence:
+            raise _counted_anew(rows.group, rows.place)
+        seen.sequence = rows.sequence
 
     def _changed(self) -> None:
         self._pending_rows = self._waiting = None
@@ -226,6 +250,8 @@ class Sealer:
             return False
         if sealed.tables is not None and rows.table not in sealed.tables:
             raise _not_counted(rows.group, rows.table)
+        if sealed.numbers is not None:
+            _check_came_before(rows, sealed.numbers)
         return True
 
     def _snapshot_rows(self, group: str, tick: int) -> bool:
@@ -252,15 +278,20 @@ class Sealer:
             snapshot.ended = facts.tick
 
     def _snapshot_word(self, word: str, tick: int) -> None:
-        """A start announces another snapshot if it follows the baseline, or the word that the baseline is whole."""
+        """A start announces another snapshot, unless it is that of the very first one."""
         if word == "STARTED":
-            self._announced = tick if not self._fresh or self._completed is not None else None
-            self._completed = None
+            self._announced = tick if self._follows_another() else None
+            self._completed, self._has_started = None, True
         elif word == "PARTIAL":
             self._announced = None
         else:
             self._announced = None if self._fresh else self._announced
             self._completed = tick
+
+    def _follows_another(self) -> bool:
+        """The one before it may be sealed first, also if the connector fell before it said that it is whole."""
+        has_ended = self._snapshot is not None and self._snapshot.ended is not None
+        return not self._fresh or self._has_started or has_ended or self._completed is not None
 
     def _stream_passed(self, snapshot: _Snapshot) -> bool:
         behind = snapshot_lsn(snapshot.group)
@@ -278,6 +309,7 @@ class Sealer:
     def _begin(self, event: TransactionEvent, group: str, tick: int) -> None:
         if self._left_open is not None:
             if self._left_open.group == group:
+                self._left_open.begun_again = True
                 return
             self._leave(tick, is_repeat=self._is_known(group, event.id))
         self._queue.append(_Open(event.id, group, tick))
@@ -420,9 +452,11 @@ class Sealer:
         return self._snapshot.ended
 
     def _is_whole(self, head: _Open, read_all_since: int) -> bool:
+        seen = self._seen.get(head.group)
+        if head.begun_again and seen is not None and seen.sequence is not None:
+            raise _counted_anew(head.id)
         if head.closed is None:
             return False
-        seen = self._seen.get(head.group)
         if head.expected is None:
             binlog = transaction_group(head.id) == head.id
             return read_all_since >= head.closed and (binlog or seen is None)
@@ -440,6 +474,8 @@ class Sealer:
         self._position, self._fresh = position + 1, False
         self._changed()
         sealed = SealedTransaction(position, head.group, head.id, head.lsn, head.commit_ms, rows, ticks, tables)
+        if tables is None and not sealed.is_snapshot:
+            sealed = replace(sealed, numbers=seen.ranges)
         if not sealed.is_snapshot:
             self._remember(sealed.remembered_as)
         return sealed
@@ -461,6 +497,8 @@ class Sealer:
         """Something waits until all that the log holds has been read, even if nothing new comes."""
         if self._snapshot is not None:
             return self._snapshot_ended is not None or (not self._fresh and self._announced is None)
+        if self._announced is not None and self._completed is not None:
+            return True
         head = self._queue[0] if self._queue else None
         return head is not None and (self._fresh or (head.closed is not None and head.expected is None))
 
@@ -522,6 +560,30 @@ def _too_many(head: _Open, table: str, expected: int, came: int) -> FixConfigura
         f"transaction {head.id}: table {table}: {expected} row events expected, {came} seen",
         remedy="The connector counted this transaction anew after a restart (Debezium before 3.6.1), or the topics"
         " hold records of another connector. Use Debezium 3.6.1 or later; start with a new snapshot and state folder.",
+    )
+
+
+def _counted_anew(id: str, place: str = "") -> FixConfiguration:
+    return FixConfiguration(
+        f"{place and place + ': '}the connector was restarted inside transaction {id} and counts its rows anew:"
+        " which of them are repeats cannot be told",
+        remedy="Use Debezium 3.6.1 or later, and start with a new snapshot and state folder.",
+    )
+
+
+def _check_came_before(rows: RowsSeen, numbers: Ranges) -> None:
+    """Without a count there is no other word on what came after the transaction was sealed."""
+    first = rows.first
+    for begun, reached in numbers:
+        if begun <= first <= reached:
+            first = reached + 1
+    if first > rows.last:
+        return
+    raise FixConfiguration(
+        f"{rows.place and rows.place + ': '}row event {first} of transaction {rows.group} (table {rows.table}) came"
+        " after the transaction was sealed: it has no END that counts its rows, and all that had come was taken",
+        remedy="Record what a transaction changed before what follows it, and let no run read a recording before it is"
+        " whole; then start with a new state folder.",
     )
 
 

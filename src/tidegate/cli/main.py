@@ -7,19 +7,22 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from tidegate import __version__
-from tidegate.cli.show import Lines, LiveTable, print_json
+from tidegate.cli.show import Kind, Lines, LiveTable, print_json
 from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.project import Project
 
 app = typer.Typer(
     help="Follows a database's transactions and delivers SQL views over them, whole and exactly once.",
@@ -70,13 +73,16 @@ def _root(
 
 
 @app.command()
-def init(project: ProjectOption = Path()) -> None:
+def init(project: ProjectOption = Path(), as_json: JsonOption = False) -> None:
     """Start a project: tidegate.yaml and a first view."""
     from tidegate.cli.init import write_project
 
-    with _errors(False):
-        for path in write_project(project):
-            sys.stdout.write(f"wrote {path}\n")
+    with _errors(as_json):
+        written = list(write_project(project))
+    if as_json:
+        print_json({"wrote": written})
+    for path in () if as_json else written:
+        sys.stdout.write(f"wrote {path}\n")
 
 
 @app.command()
@@ -129,10 +135,16 @@ def run(
         if as_json or not console.is_terminal:
             _run(Run(loaded, Lines(as_json), until_idle))
         else:
-            names = {view.name: "view" for view in loaded.views}
-            names |= {one.known_as: "materialization" for one in loaded.file.materializations}
-            with LiveTable(console, names) as live:
+            with LiveTable(console, _names(loaded), shows_lag=loaded.file.source.kind != "files") as live:
                 _run(Run(loaded, live, until_idle))
+
+
+def _names(project: Project) -> dict[Kind, Sequence[str]]:
+    return {
+        "table": project.table_names,
+        "view": [view.name for view in project.views],
+        "materialization": [one.known_as for one in project.file.materializations],
+    }
 
 
 def _run(running: Any) -> None:

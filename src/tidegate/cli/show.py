@@ -6,19 +6,22 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from tidegate.pipeline.materialize import Delivered
 from tidegate.pipeline.runner import SOURCE
 from tidegate.pipeline.ticks import TickDone
 
 RATE_SECONDS = 5.0
+Kind = Literal["source", "table", "view", "materialization"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the stream
 
 
 def print_json(value: Any) -> None:
@@ -72,7 +75,6 @@ class Lines:
 
 @dataclass
 class _Row:
-    kind: str
     tick: int = -1
     position: str = ""
     lag_ms: int | None = None
@@ -87,13 +89,23 @@ class _Row:
 
 
 class LiveTable:
-    """One line for the source and for each view and materialization, kept up to date in place."""
+    """A line for the source and for each table, view and materialization, kept up to date in place; trouble and its
+    remedy stand above. `shows_lag` is for a source that lives: the past of a recording is no lag."""
 
-    def __init__(self, console: Console, names: Mapping[str, str], now: Callable[[], float] = time.time) -> None:
-        self._console, self._now = console, now
-        self._rows = {name: _Row(kind) for name, kind in {SOURCE: "source", **names}.items()}
-        self._commits: dict[int, int | None] = {}
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=False)
+    def __init__(
+        self,
+        console: Console,
+        names: Mapping[Kind, Sequence[str]],
+        *,
+        shows_lag: bool = True,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._console, self._shows_lag, self._now = console, shows_lag, now
+        self._rows = {
+            (kind, name): _Row() for kind in KINDS for name in ((SOURCE,) if kind == "source" else names.get(kind, ()))
+        }
+        self._ticks: dict[int, TickDone] = {}
+        self._live = Live(get_renderable=self._shown, console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveTable:
         self._live.start()
@@ -106,32 +118,48 @@ class LiveTable:
         self._console.print(text)
 
     def ticked(self, done: TickDone) -> None:
-        now = self._now()
-        for name, row in self._rows.items():
-            if row.kind != "materialization":
-                row.tick = done.tick
-                row.position = done.source_position or row.position
-                row.lag_ms = int(now * 1000) - done.commit_ms if done.commit_ms else row.lag_ms
-                row.count(now, done.rows.get(name, 0))
-        self._commits = {tick: at for tick, at in self._commits.items() if tick > done.tick - 1000}
-        self._commits[done.tick] = done.commit_ms
+        self._ticks = {tick: one for tick, one in self._ticks.items() if tick > done.tick - 1000} | {done.tick: done}
+        self._move(self._rows["source", SOURCE], done.tick, done.events)
+        new = [name for name in done.rows if not {("table", name), ("view", name)} & self._rows.keys()]
+        self._rows = self._rows | {("table", name): _Row() for name in new}  # another thread reads the former
+        for (kind, name), row in self._rows.items():
+            if kind in ("table", "view"):
+                self._move(row, done.tick, done.rows.get(name, 0))
 
     def delivered(self, round_: Delivered) -> None:
-        row, now = self._rows[round_.materialization], self._now()
-        commit_ms = self._commits.get(round_.tick)
-        row.tick = round_.tick
-        row.lag_ms = int(now * 1000) - commit_ms if commit_ms else row.lag_ms
-        row.count(now, round_.documents)
+        self._move(self._rows["materialization", round_.materialization], round_.tick, round_.documents)
+
+    def _move(self, row: _Row, tick: int, count: int) -> None:
+        now, done = self._now(), self._ticks.get(tick)
+        row.tick = tick
+        row.count(now, count)
+        if done is not None:
+            row.position = done.source_position or row.position
+            row.lag_ms = int(now * 1000) - done.commit_ms if done.commit_ms and self._shows_lag else row.lag_ms
 
     def trouble(self, name: str, error: str | None) -> None:
-        self._rows[name].trouble = error
+        self._rows["source" if name == SOURCE else "materialization", name].trouble = error
+
+    def _shown(self) -> Group:
+        return Group(*self._troubles(), self._table())
+
+    def _troubles(self) -> list[Text]:
+        """Each trouble once, with all whom it keeps, and its remedy."""
+        kept: dict[str, list[str]] = {}
+        for (_, name), row in self._rows.items():
+            if row.trouble:
+                kept.setdefault(row.trouble, []).append(name)
+        return [Text(f"{', '.join(names)}: {trouble}", style="bold") for trouble, names in kept.items()]
 
     def _table(self) -> Table:
-        table = Table("", "kind", "tick", "source position", "lag", "rows/s", "", box=None, pad_edge=False)
-        now = self._now()
-        for name, row in self._rows.items():
+        table, now = Table(box=None, pad_edge=False), self._now()
+        table.add_column("", no_wrap=True, min_width=max(len(name) for _, name in self._rows))
+        for title in ("tick", "source position", "lag", "rows/s"):
+            table.add_column(title, no_wrap=True, justify="left" if title == "source position" else "right")
+        table.add_column("kind")  # the one that gives way where there is no room
+        for (kind, name), row in sorted(self._rows.items(), key=lambda one: KINDS.index(one[0][0])):
             lag = "" if row.lag_ms is None else f"{row.lag_ms / 1000:.1f} s"
             tick = "" if row.tick < 0 else str(row.tick)
-            trouble = (row.trouble or "").splitlines()[0] if row.trouble else ""
-            table.add_row(name, row.kind, tick, row.position, lag, f"{row.rate(now):,.0f}", trouble)
+            last = Text(kind, no_wrap=True, overflow="ellipsis")
+            table.add_row(Text(name), tick, Text(row.position), lag, f"{row.rate(now):,.0f}", last)
         return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,9 +94,15 @@ def not_written(path: Path, error: OSError) -> DefinitelyNotDone:
     )
 
 
-def read(paths: Sequence[str], after: int, upto: int, columns: Sequence[str] | None = None) -> pa.Table:
+def read(
+    paths: Sequence[str],
+    after: int,
+    upto: int,
+    columns: Sequence[str] | None = None,
+    keys: Collection[KeyBytes] | None = None,
+) -> pa.Table:
     """The updates of the ticks after `after` up to `upto`, oldest first; within a tick and key -1 before +1."""
-    tables = [_read_file(path, columns) for path in paths]
+    tables = [_read_file(path, columns, keys) for path in paths]
     table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
     ticks = table["_tick"]
     table = table.filter(pa.compute.and_(pa.compute.greater(ticks, after), pa.compute.less_equal(ticks, upto)))
@@ -105,9 +111,10 @@ def read(paths: Sequence[str], after: int, upto: int, columns: Sequence[str] | N
     )
 
 
-def _read_file(path: str, columns: Sequence[str] | None) -> pa.Table:
+def _read_file(path: str, columns: Sequence[str] | None, keys: Collection[KeyBytes] | None) -> pa.Table:
+    wanted = None if keys is None else pa.compute.field("_key").isin(pa.array(keys, pa.binary()))
     try:
-        return pq.read_table(path, columns=list(columns) if columns else None, partitioning=None)
+        return pq.read_table(path, columns=list(columns) if columns else None, partitioning=None, filters=wanted)
     except (OSError, pa.ArrowInvalid) as error:
         raise FixConfiguration(
             f"the history file {path} cannot be read: {error}",
@@ -129,10 +136,10 @@ def updates(table: pa.Table) -> Iterator[tuple[int, Update]]:
         yield tick, Update(key, position, diff, cell)
 
 
-def current_rows(paths: Sequence[str], upto: int) -> dict[KeyBytes, Cell]:
-    """The collection's rows at a tick."""
+def current_rows(paths: Sequence[str], upto: int, keys: Collection[KeyBytes] | None = None) -> dict[KeyBytes, Cell]:
+    """The collection's rows at a tick, or those with these keys."""
     rows: dict[KeyBytes, Cell] = {}
-    for _, update in updates(read(paths, -1, upto)):
+    for _, update in updates(read(paths, -1, upto, keys=keys)):
         if update.diff > 0:
             rows[update.key] = update.cell
         elif rows.get(update.key) == update.cell:

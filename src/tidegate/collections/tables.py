@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tidegate.capture.debezium import Op, completed, never_sent
@@ -55,6 +55,30 @@ def follow(table: str, rows: Rows, events: Sequence[Event]) -> list[Update]:
     return updates
 
 
+def moved_rows(table: str, former: Mapping[KeyBytes, Cell], events: Sequence[Event]) -> dict[tuple[int, int], Cell]:
+    """The whole rows of the events (in order) that brought a row under another key, by position and number.
+
+    `former` are the rows before the tick under the keys that `events` take such rows away from.
+    """
+    current, found = dict(former), dict[tuple[int, int], Cell]()
+    last: tuple[int, int, KeyBytes] | None = None
+    left: tuple[int, int, Cell | None] | None = None  # the number after that of a delete, and the row it took away
+    for position, order, op, key, cell in events:
+        if (position, order, key) == last:
+            continue
+        last = (position, order, key)
+        if op == Op.TRUNCATE:
+            current.clear()
+        elif cell is None:
+            left = (position, order + 1, current.pop(key, None))
+        elif op == Op.MOVED:
+            previous = left[2] if left and left[:2] == (position, order) else None
+            found[position, order] = current[key] = _whole(table, cell, previous, position)
+        else:
+            current[key] = _whole(table, cell, current.get(key), position) if op == Op.PARTIAL else cell
+    return found
+
+
 def _by_transaction(events: Sequence[Event]) -> Iterable[Sequence[Event]]:
     start = 0
     for place in range(1, len(events) + 1):
@@ -89,6 +113,7 @@ def _apply(table: str, current: dict[KeyBytes, Cell | None], events: Sequence[Ev
             continue
         old = current.get(key)
         before.setdefault(key, old)
+        assert op != Op.MOVED, "it is made whole before it comes to its key's partition"
         current[key] = _whole(table, cell, old, position) if op == Op.PARTIAL else cell
     return before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ class Destination(Protocol):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    config: ClassVar[type[msgspec.Struct]]  # its settings, which are checked before anything starts
 
     def spec(self, message: Spec) -> Described:
         """The JSON Schemas of its configuration and of a binding's resource."""
@@ -156,17 +158,27 @@ def _float(value: float | str) -> float | str:
     return number
 
 
+_WORDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
 def read_config(kind: type[Any], given: dict[str, Any], whose: str) -> Any:
     """The typed configuration, or which setting is wrong."""
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    remedy = f"Known here: {', '.join(fields)}."
     for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        if name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
             hint = f'Did you mean "{close[0]}"? ' if close else ""
-            raise FixConfiguration(
-                f'{whose}: unknown setting "{name}"', remedy=f"{hint}Known here: {', '.join(known)}."
-            )
+            raise FixConfiguration(f'{whose}: unknown setting "{name}"', remedy=hint + remedy)
+    for name, field in fields.items():
+        if field.required and name not in given:
+            raise FixConfiguration(f'{whose}: "{name}" is missing', remedy=f"Add `{name}: …` here. {remedy}")
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise FixConfiguration(f"{whose}: {error}", remedy=f"Its settings are: {', '.join(known)}.") from None
+        raise FixConfiguration(f"{whose}: {_in_plain_words(str(error))}", remedy=remedy) from None
+
+
+def _in_plain_words(error: str) -> str:
+    found = re.fullmatch(r"Expected `(\w+).*`, got .* - at `\$\.(\w+)`", error)
+    return f'"{found[2]}" has to be {_WORDS.get(found[1], found[1])}' if found else error

@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tidegate.destinations.contract import Answer, Capabilities, Pattern, Row, read_config
 from tidegate.destinations.sql_store import (
+    LEAVE_OUT,
     Changes,
     Checkpoints,
     Dialect,
@@ -110,6 +111,7 @@ class PostgresDestination:
         delta_updates=False,
         promise="whole source transactions, exactly once",
     )
+    config: ClassVar[type[msgspec.Struct]] = PostgresConfig
 
     def spec(self, message: Spec) -> Described:
         return Described(
@@ -453,7 +455,7 @@ def _sorted(error: psycopg.Error, config: PostgresConfig, doing: str) -> Tidegat
     if doing == "commit":
         return MaybeDone(message, remedy="Open a new session: it finds out whether the round was committed.")
     if isinstance(error, psycopg.DataError) and error.sqlstate is None:
-        return FixConfiguration(message, remedy="Remove such characters in the view's SQL, as with replace().")
+        return FixConfiguration(message, remedy=LEAVE_OUT)
     if error.sqlstate is None or error.sqlstate.startswith(_TRY_AGAIN):
         return DefinitelyNotDone(message, remedy="Start again. If it was a lock or a timeout: see who holds it.")
     return FixConfiguration(message, remedy=f"Nothing was written. {_remedy(error.sqlstate)}")
@@ -463,4 +465,4 @@ def _remedy(sqlstate: str) -> str:
     return {
         "42501": "Grant the user CREATE on the schema and ownership of its tables.",
         "42P01": "A table is missing: restore it, or run `tidegate run`, which creates it.",
-    }.get(sqlstate, "Change the view so that its rows fit, or remove the constraint that refuses them.")
+    }.get(sqlstate, f"If it is a constraint or a trigger, remove it. If Postgres cannot hold a value: {LEAVE_OUT}")

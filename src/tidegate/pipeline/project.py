@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tidegate.destinations.contract import read_config
+from tidegate.destinations.registry import destination
 from tidegate.errors import FixConfiguration
 from tidegate.model.schema import Column, DecimalForm, TableSchema, TimestampUnit, parse_type
 
@@ -52,6 +56,9 @@ class PostgresSource(_Section):
 
 
 Source = Annotated[FilesSource | PostgresSource, Field(discriminator="kind")]
+_KINDS: dict[str, type[_Section]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in (FilesSource, PostgresSource)
+}
 
 
 class TableSettings(_Section):
@@ -117,6 +124,14 @@ class Project:
     @property
     def state(self) -> Path:
         return (self.folder / self.file.state).absolute()
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables as SQL names them, as far as the project file tells."""
+        source = self.file.source
+        if isinstance(source, PostgresSource):
+            return tuple(table.rpartition(".")[2] for table in source.tables)
+        return tuple(self.file.tables)
 
 
 def load(folder: Path) -> Project:
@@ -218,20 +233,49 @@ def _resolved(tree: Any) -> Any:
     return _ENV.sub(lambda match: os.environ[match.group(1)], tree) if isinstance(tree, str) else tree
 
 
+_SAID = {
+    "string_type": "has to be text",
+    "int_type": "has to be a whole number",
+    "int_parsing": "has to be a whole number",
+    "int_from_float": "has to be a whole number",
+    "literal_error": "has to be one of {expected}",
+    "list_type": "has to be a list",
+    "dict_type": "has to be a section: settings by name",
+    "model_type": "has to be a section: settings by name",
+    "model_attributes_type": "has to be a section: settings by name",
+    "too_short": "has to have at least one entry",
+    "greater_than_equal": "has to be {ge} or more",
+    "less_than_equal": "has to be {le} or less",
+}
+
+
 def _validated(path: Path, tree: Any, node: yaml.Node | None) -> ProjectFile:
     try:
         return ProjectFile.model_validate(tree if tree is not None else {})
     except ValidationError as error:
         mistake = error.errors(include_input=False, include_url=False)[0]
-    location = tuple(step for step in mistake["loc"])
-    setting = ".".join(str(step) for step in location if step not in ("files", "postgres")) or FILE
+    kind, location, told = mistake["type"], mistake["loc"], mistake.get("ctx", {})
+    if kind.startswith("union_tag"):
+        _refuse_kind(f"{path}:{_line(node, ('source', 'kind'))}", told.get("tag"))
+    steps = location[:1] + location[2:] if location[:1] == ("source",) else location  # without the chosen kind
+    setting = ".".join(map(str, steps)) or FILE
     place = f"{path}:{_line(node, location)}"
-    if mistake["type"] == "extra_forbidden":
+    if kind == "extra_forbidden":
         raise FixConfiguration(f'{place}: unknown setting "{setting}"', remedy=_nearest(location))
-    if mistake["type"] == "missing":
+    if kind == "missing":
         raise FixConfiguration(f'{place}: "{setting}" is missing', remedy=f"Add `{location[-1]}: …` here.")
-    remedy = _QUOTE if mistake["type"] == "string_type" else "See docs/configuration.md for values."
-    raise FixConfiguration(f'{place}: "{setting}": {mistake["msg"]}', remedy=remedy)
+    remedy = _QUOTE if kind == "string_type" else "See docs/configuration.md for values."
+    said = _SAID.get(kind, mistake["msg"]).format(**told)
+    raise FixConfiguration(f'{place}: "{setting}" {said}', remedy=remedy)
+
+
+def _refuse_kind(place: str, kind: str | None) -> NoReturn:
+    known = f"There are: {', '.join(_KINDS)}."
+    if kind is None:
+        raise FixConfiguration(f'{place}: "source.kind" is missing', remedy=f"Add `kind: …` here. {known}")
+    close = difflib.get_close_matches(kind, _KINDS, n=1, cutoff=0.5)
+    hint = f'Did you mean "{close[0]}"? ' if close else ""
+    raise FixConfiguration(f'{place}: there is no source of kind "{kind}"', remedy=hint + known)
 
 
 def _nearest(location: tuple[Any, ...]) -> str:
@@ -251,8 +295,7 @@ def _known_settings(location: tuple[Any, ...]) -> list[str]:
     if not location:
         return list(ProjectFile.model_fields)
     if location[0] == "source":
-        kinds = {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in (FilesSource, PostgresSource)}
-        return list(kinds[location[1]].model_fields)
+        return list(_KINDS[location[1]].model_fields)
     return list(by_section[location[0]].model_fields)
 
 
@@ -276,49 +319,65 @@ def _check_names(path: Path, project: Project, node: yaml.Node | None) -> None:
     _check_tables(path, project, node, views)
     seen: set[str] = set()
     for place, one in enumerate(project.file.materializations):
-        line = _line(node, ("materializations", place))
-        _check_materialization(f"{path}:{line}", one, views, seen)
+        with _at(path, node, "materializations", place):
+            _check_materialization(one, views, seen)
+
+
+@contextmanager
+def _at(path: Path, node: yaml.Node | None, *location: Any) -> Iterator[None]:
+    """What is refused inside is refused with the setting's line."""
+    try:
+        yield
+    except FixConfiguration as error:
+        raise FixConfiguration(f"{path}:{_line(node, location)}: {error.message}", remedy=error.remedy) from None
 
 
 def _check_tables(path: Path, project: Project, node: yaml.Node | None, views: list[str]) -> None:
     topics: dict[str, str] = {}
     for name, settings in project.file.tables.items():
-        place = f"{path}:{_line(node, ('tables', name))}"
-        if not _NAME.match(name) or name in views:
-            raise FixConfiguration(
-                f'{place}: "{name}" cannot be a table\'s name',
-                remedy="Use letters, digits and _, and a name that no view has.",
-            )
-        other = topics.setdefault(topic_of(project, name), name)
-        if other != name:
-            raise FixConfiguration(
-                f'{place}: table "{name}" has the same topic as table "{other}": {topic_of(project, name)}',
-                remedy="Declare each topic once: correct one of the topics, or remove one of the tables.",
-            )
+        with _at(path, node, "tables", name):
+            _check_table(project, name, views, topics)
         for column, text in (settings.columns or {}).items():
-            line = _line(node, ("tables", name, "columns", column))
-            _check_type(f'{path}:{line}: table "{name}", column "{column}"', text)
+            with _at(path, node, "tables", name, "columns", column):
+                _check_type(f'table "{name}", column "{column}"', text)
+        with _at(path, node, "tables", name, "key"):
+            declared_table(project, name)
 
 
-def _check_type(place: str, text: str) -> None:
+def _check_table(project: Project, name: str, views: list[str], topics: dict[str, str]) -> None:
+    if not _NAME.match(name) or name in views:
+        raise FixConfiguration(
+            f'"{name}" cannot be a table\'s name',
+            remedy="Use letters, digits and _, and a name that no view has.",
+        )
+    other = topics.setdefault(topic_of(project, name), name)
+    if other != name:
+        raise FixConfiguration(
+            f'table "{name}" has the same topic as table "{other}": {topic_of(project, name)}',
+            remedy="Declare each topic once: correct one of the topics, or remove one of the tables.",
+        )
+
+
+def _check_type(whose: str, text: str) -> None:
     try:
         parse_type(text)
     except FixConfiguration as error:
-        raise FixConfiguration(f"{place}: {error.message}", remedy=error.remedy) from None
+        raise FixConfiguration(f"{whose}: {error.message}", remedy=error.remedy) from None
 
 
-def _check_materialization(place: str, one: MaterializationSettings, views: list[str], seen: set[str]) -> None:
+def _check_materialization(one: MaterializationSettings, views: list[str], seen: set[str]) -> None:
     if one.view not in views:
         close = difflib.get_close_matches(one.view, views, n=1)
         raise FixConfiguration(
-            f'{place}: there is no view "{one.view}"',
+            f'there is no view "{one.view}"',
             remedy=f'Did you mean "{close[0]}"?' if close else f"Write views/{one.view}.sql, or name one of {views}.",
         )
     if one.known_as in seen:
         raise FixConfiguration(
-            f'{place}: two materializations are called "{one.known_as}"', remedy="Give one of them another `name:`."
+            f'two materializations are called "{one.known_as}"', remedy="Give one of them another `name:`."
         )
     seen.add(one.known_as)
+    read_config(destination(one.to).config, one.config, f'{one.to} of "{one.known_as}"')
 
 
 def declared_table(project: Project, name: str) -> TableSchema | None:

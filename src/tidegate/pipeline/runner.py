@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, UnknownColumn
+from tidegate.errors import DefinitelyNotDone, TidegateError, UnknownColumn
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline.known import news, remember, with_remembered
 from tidegate.pipeline.materialize import Delivered, Materializer
@@ -31,6 +31,7 @@ from tidegate.views.definition import ViewDefinition, define
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
 STUCK_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 SOURCE = "source"  # what the watcher knows the feed by
 
 
@@ -115,14 +116,39 @@ class Pipeline:
                 return defined, ticks
 
 
+class Patience:
+    """How long a run that is to end by itself goes on trying to deliver; None: without end."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._since: dict[str, float] = {}
+        self._latest: dict[str, TidegateError] = {}
+
+    def check(self, name: str, trouble: TidegateError | None, now: float) -> None:
+        """Raises when another try has failed and the time since the first of them is over."""
+        if trouble is None:
+            self._since.pop(name, None)
+            return
+        waited = now - self._since.setdefault(name, now)
+        is_another, self._latest[name] = trouble is not self._latest.get(name), trouble
+        if self._seconds is not None and is_another and waited >= self._seconds:
+            raise DefinitelyNotDone(
+                f'"{name}" could not deliver for {self._seconds:.0f} seconds: {trouble.message}',
+                remedy=f"{trouble.remedy} It goes on where it stopped.",
+            )
+
+
 # --- the run
 
 
 class Run:
     """Everything that works together while `tidegate run` runs."""
 
-    def __init__(self, project: Project, watcher: Watcher, until_idle: bool) -> None:
+    def __init__(
+        self, project: Project, watcher: Watcher, until_idle: bool, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
         self._project, self._watcher, self._until_idle = project, watcher, until_idle
+        self._patience = Patience(patience_seconds if until_idle else None)
         self._stopping = threading.Event()
         self._materializers: list[Materializer] = []
         self._last_owner_check = 0.0
@@ -188,7 +214,8 @@ class Run:
             began = time.monotonic()
             self._check(catalog, feed, began)
             captured = self._until_idle and feed.captured  # asked before looking at the log
-            done = ticks.step(log_is_filled=feed.log_is_filled)
+            filled = feed.log_is_filled
+            done = ticks.step(log_is_filled=filled)
             self._show_waiting(catalog, ticks)
             if done is not None:
                 self._watcher.ticked(done)
@@ -196,7 +223,7 @@ class Run:
                     one.wake()
                 merging.after_tick(done.tick)
                 self._stopping.wait(max(0.0, every_seconds - (time.monotonic() - began)))
-            elif captured and self._is_delivered(catalog) and self._may_end(ticks):
+            elif captured and filled and self._is_delivered(catalog) and self._may_end(ticks):
                 return
             else:
                 self._stopping.wait(IDLE_SECONDS)
@@ -210,7 +237,9 @@ class Run:
         for one in self._materializers:
             if one.failure is not None:
                 raise one.failure
-            self._watcher.trouble(one.name, str(one.trouble) if one.trouble else None)
+            trouble = one.trouble
+            self._watcher.trouble(one.name, str(trouble) if trouble else None)
+            self._patience.check(one.name, trouble, now)
 
     def _is_delivered(self, catalog: Catalog) -> bool:
         derived = catalog.derived()

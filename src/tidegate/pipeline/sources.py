@@ -55,7 +55,7 @@ class Source(Protocol):
 
     @property
     def log_is_filled(self) -> bool:
-        """All that was there before the start is in the log."""
+        """All that was there before the start is in the log, and of what came later nothing is there by half."""
 
     @property
     def captured(self) -> bool:
@@ -194,6 +194,7 @@ class FilesFeed:
         self._project, self._settings = project, settings
         self._root = root or project.state / "log"
         self._filled, self._stopping = threading.Event(), threading.Event()
+        self._settled = threading.Event()  # no look is under way
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="import files", daemon=True)
         self._met: dict[str, set[str]] = {}
@@ -227,9 +228,11 @@ class FilesFeed:
             self._failure = failure
 
     def _look(self, writer: LogWriter) -> None:
+        self._settled.clear()
         self._files.look(writer)
         if not self._stopping.is_set():
             self._check_topics()
+            self._settled.set()
             self._filled.set()
 
     def _partitions(self, topic: str) -> int:
@@ -294,7 +297,7 @@ class FilesFeed:
 
     @property
     def log_is_filled(self) -> bool:
-        return self._filled.is_set()
+        return self._settled.is_set()
 
     @property
     def captured(self) -> bool:

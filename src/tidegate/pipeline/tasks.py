@@ -21,17 +21,16 @@ import pyarrow.parquet as pq
 from tidegate.capture.debezium import Op, RowEvents, check_collection, row_decoder
 from tidegate.capture.log import LogReader
 from tidegate.collections import history
-from tidegate.collections.tables import FIRST_ORDER, Event, follow
+from tidegate.collections.tables import FIRST_ORDER, Event, follow, moved_rows
 from tidegate.crash_points import reach
 from tidegate.model.key import key_hash
-from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Written
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Rebuild, Written
 from tidegate.spark.failures import carrying_errors
 from tidegate.views.arrangement import AlreadyApplied, Arrangement
 from tidegate.views.kernel import compiled
 
 Blob = tuple[int, tuple[str, bytes]]  # target partition, (collection, content)
 Positions = Mapping[str, int]
-PendingFile = tuple[str, str]  # table, path
 _PENDING = pa.schema(
     [
         ("group", pa.dictionary(pa.int32(), pa.string())),
@@ -42,7 +41,15 @@ _PENDING = pa.schema(
         ("cell", pa.binary()),
     ]
 )
-_RANGES = pa.schema([("group", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("lsn", pa.int64())])
+_RANGES = pa.schema(
+    [
+        ("group", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("lsn", pa.int64()),
+        ("sequence", pa.string()),
+    ]
+)
 
 
 def ipc_bytes(table: pa.Table | pa.RecordBatch) -> bytes:
@@ -80,7 +87,7 @@ def _ingest_chunk(layout: Layout, chunk: Chunk) -> Ingested:
     if events.ops:
         _write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
     last = tuple(sorted(events.last_snapshot_rows))
-    return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed)
+    return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed, events.has_moved)
 
 
 def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) -> None:
@@ -103,7 +110,7 @@ def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) ->
 
 
 def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
-    """Consecutive numbers of one transaction become one row: (group, first, last, greatest LSN)."""
+    """Consecutive numbers of one transaction become one row: (group, first, last, greatest LSN, sequence)."""
     code = groups.indices.to_numpy()
     order = np.asarray(events.orders, dtype=np.int64)
     lsn = np.asarray(events.lsns, dtype=np.int64)
@@ -111,29 +118,38 @@ def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
     code, order, lsn = code[sorting], order[sorting], lsn[sorting]
     starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(order) > 1)]) if len(code) else np.empty(0, int)
     ends = np.r_[starts[1:], len(code)] - 1 if len(code) else starts
+    named = groups.dictionary.take(pa.array(code[starts]))
     columns = [
-        groups.dictionary.take(pa.array(code[starts])),
+        named,
         pa.array(order[starts]),
         pa.array(order[ends]),
         pa.array(np.maximum.reduceat(lsn, starts) if len(code) else lsn),
+        _sequences(events, named),
     ]
     return ipc_bytes(pa.record_batch(columns, schema=_RANGES))
+
+
+def _sequences(events: RowEvents, groups: pa.Array) -> pa.Array:
+    if not events.sequences:
+        return pa.nulls(len(groups), pa.string())
+    return pa.array(map(events.sequences.get, groups.to_pylist()), pa.string())
 
 
 # --- derive: spread the sealed events by primary key
 
 
 @carrying_errors
-def spread(work: Derivation, positions: Positions, loads: Iterable[Sequence[PendingFile]]) -> Iterator[Blob]:
-    """Of each pending file, the events of the transactions that have a position, by the partition of their key."""
+def spread(work: Derivation, positions: Positions, loads: Iterable[Sequence[Pending]]) -> Iterator[Blob]:
+    """Of the pending files, the events of the transactions that have a position, by the partition of their key."""
     if work.sealed.snapshots:  # a snapshot empties every partition, also those that it has no row for
         yield from ((partition, ("", b"")) for partition in range(work.layout.partitions))
-    for files in loads:
-        for table, path in files:
-            events = _sealed_events(positions, path)
-            if events.num_rows:
-                for partition, part in _by_partition(events, work.layout.partitions):
-                    yield partition, (table, ipc_bytes(part))
+    for pending in (one for load in loads for one in load):
+        events = pa.concat_tables([_sealed_events(positions, path) for path in pending.paths])
+        if pending.history is not None:
+            events = _with_moved(work, pending, events)
+        if events.num_rows:
+            for partition, part in _by_partition(events, work.layout.partitions):
+                yield partition, (pending.table, ipc_bytes(part))
 
 
 def _sealed_events(positions: Positions, path: str) -> pa.Table:
@@ -146,6 +162,38 @@ def _sealed_events(positions: Positions, path: str) -> pa.Table:
         wanted = pa.array(found >= 0)
         table = table.drop_columns(["group"]).append_column("position", pa.array(found))
         return table if wanted.true_count == len(found) else table.filter(wanted)
+
+
+def _with_moved(work: Derivation, pending: Pending, events: pa.Table) -> pa.Table:
+    """The events, those of rows under another key made whole: the former key may belong to another partition."""
+    assert pending.history is not None
+    is_moved = pa.compute.equal(events["op"], int(Op.MOVED))
+    moved, others = events.filter(is_moved), events.filter(pa.compute.invert(is_moved))
+    if not moved.num_rows:
+        return events
+    keys = _former_keys(moved, others)
+    touching = pa.compute.or_(
+        pa.compute.is_in(others["key"], pa.array(keys, pa.binary())), pa.compute.equal(others["op"], int(Op.TRUNCATE))
+    )
+    before = history.current_rows(pending.history, work.sealed.tick - 1, keys)
+    steps = _in_order([ipc_bytes(moved), ipc_bytes(others.filter(touching))], work.sealed.snapshots)
+    whole = moved_rows(pending.table, before, steps)
+    cells = [whole[place] for place in _places(moved)]
+    columns = {"op": pa.array([Op.UPSERT] * len(cells), pa.uint8()), "cell": pa.array(cells, pa.binary())}
+    made = pa.table([columns.get(name, moved[name]) for name in moved.column_names], schema=moved.schema)
+    return pa.concat_tables([others, made])
+
+
+def _former_keys(moved: pa.Table, others: pa.Table) -> list[bytes]:
+    """The keys of the rows that were deleted right before one came under another key."""
+    places = set(_places(moved))
+    deletes = others.filter(pa.compute.equal(others["op"], int(Op.DELETE)))
+    named = zip(_places(deletes), deletes["key"].to_pylist(), strict=True)
+    return sorted({key for (position, order), key in named if (position, order + 1) in places})
+
+
+def _places(events: pa.Table) -> list[tuple[int, int]]:
+    return list(zip(events["position"].to_pylist(), events["order"].to_pylist(), strict=True))
 
 
 def _by_partition(events: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:

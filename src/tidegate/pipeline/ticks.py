@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import repeat
 from pathlib import Path
@@ -16,6 +17,7 @@ from tidegate.capture.debezium import Place, TransactionEvent, notification, tra
 from tidegate.capture.log import LogReader
 from tidegate.capture.sealing import (
     REMEMBERED_TRANSACTIONS,
+    Ranges,
     Remembered,
     RowsSeen,
     SealedBefore,
@@ -29,7 +31,7 @@ from tidegate.crash_points import reach
 from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
-from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Rebuild, Sealed, ViewWork, Written
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Rebuild, Sealed, ViewWork, Written
 from tidegate.spark.jobs import Jobs, balanced
 from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
 
@@ -44,6 +46,7 @@ _TRANSACTIONS = pa.schema(
         ("rows", pa.int64()),
         ("first_tick", pa.int64()),
         ("tables", pa.dictionary(pa.int32(), pa.string())),
+        ("numbers", pa.string()),
     ]
 )
 
@@ -106,7 +109,7 @@ class Ticks:
         self._read: dict[LogPartition, int] = {}
         self._next = Tick(0)
         self._last_facts = -1
-        self._pending: dict[int, list[tuple[str, str]]] = {}
+        self._pending: dict[int, list[Ingested]] = {}
 
     def _collections(self) -> dict[str, str]:
         return {self._topics.collection_of(table.topic): table.name for table in self._tables}
@@ -184,11 +187,7 @@ class Ticks:
         self._sealer.take(self._facts(binding, seen))
         if binding.ranges:
             self._last_facts = binding.tick
-        self._pending[binding.tick] = [
-            (one.chunk.table.name, str(self._layout.pending(one.chunk.tick, one.chunk.number)))
-            for one in seen
-            if one.rows
-        ]
+        self._pending[binding.tick] = [replace(one, ranges=b"") for one in seen if one.rows]
         return sum(one.rows for one in seen)
 
     def _chunk(self, tick: int, number: int, place: OffsetRange) -> Chunk:
@@ -262,11 +261,24 @@ class Ticks:
         positions = {one.group: one.position for one in sealed}
         snapshots = tuple(one.position for one in sealed if one.is_snapshot)
         work = self._work(Sealed(tick, snapshots, sealed[-1].position))
-        files = [file for needed in sorted({t for one in sealed for t in one.ticks}) for file in self._pending[needed]]
-        sizes = [Path(path).stat().st_size for _, path in files]
-        loads = balanced(files, sizes, self._jobs.parallelism) or [[]]
+        parts = self._parts({needed for one in sealed for needed in one.ticks}, tick)
+        sizes = [sum(Path(path).stat().st_size for path in part.paths) for part in parts]
+        loads = balanced(parts, sizes, self._jobs.parallelism) or [[]]
         shuffled = (partial(tasks.follow_tables, work), partial(tasks.fold_views, work))
         return self._jobs.run(loads, partial(tasks.spread, work, positions), *shuffled)
+
+    def _parts(self, needed: Set[int], tick: int) -> list[Pending]:
+        """Each file by itself; those of a table whose rows have moved to other keys together, beside its history."""
+        files: dict[str, list[str]] = {}
+        moving: set[str] = set()
+        for one in (one for number in sorted(needed) for one in self._pending[number]):
+            files.setdefault(one.chunk.table.name, []).append(self._path(one))
+            moving |= {one.chunk.table.name} if one.has_moved else set()
+        alone = [Pending(table, (path,)) for table, paths in files.items() if table not in moving for path in paths]
+        return alone + [Pending(table, tuple(files[table]), self._paths(table, tick - 1)) for table in sorted(moving)]
+
+    def _path(self, one: Ingested) -> str:
+        return str(self._layout.pending(one.chunk.tick, one.chunk.number))
 
     def _applied(self, written: Sequence[Written], tick: int) -> list[Applied]:
         return [Applied(one.collection, self._layout.name, one.partition, tick) for one in written]
@@ -278,8 +290,8 @@ class Ticks:
         """Pending files are a cache: what a restart still needs, it reads from the log again."""
         needed = self._sealer.needed_since
         for tick in [tick for tick in self._pending if needed is None or tick < needed]:
-            for _, path in self._pending.pop(tick):
-                Path(path).unlink(missing_ok=True)
+            for one in self._pending.pop(tick):
+                Path(self._path(one)).unlink(missing_ok=True)
 
     # --- after a restart
 
@@ -398,7 +410,10 @@ def _rows_seen(ingested: Ingested) -> list[RowsSeen]:
     name = ingested.chunk.table.name
     columns = (ranges[column].to_pylist() for column in ("group", "first", "last", "lsn"))
     group, first, last, lsn = columns
-    return list(map(RowsSeen._make, zip(group, repeat(name), first, last, lsn, strict=False)))
+    is_new = ranges["sequence"].null_count == ranges.num_rows
+    sequence = repeat(None) if is_new else ranges["sequence"].to_pylist()
+    place = repeat(str(ingested.chunk.range))
+    return list(map(RowsSeen._make, zip(group, repeat(name), first, last, lsn, sequence, place, strict=False)))
 
 
 def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:
@@ -411,6 +426,7 @@ def _transactions_blob(sealed: Sequence[SealedTransaction]) -> bytes:
         [one.rows for one in sealed],
         [min(one.ticks, default=None) for one in sealed],
         [None if one.tables is None else "\n".join(sorted(one.tables)) for one in sealed],
+        [None if one.numbers is None else json.dumps(one.numbers) for one in sealed],
     ]
     arrays = [pa.array(values, field.type) for values, field in zip(columns, _TRANSACTIONS, strict=True)]
     return tasks.ipc_bytes(pa.record_batch(arrays, schema=_TRANSACTIONS))
@@ -428,6 +444,7 @@ def _transactions_of(seal: Seal) -> list[SealedTransaction]:
             one["rows"],
             frozenset(range(one["first_tick"], seal.tick + 1)) if one["first_tick"] is not None else frozenset(),
             _tables_of(one.get("tables")),
+            _numbers_of(one.get("numbers")),
         )
         for one in tasks.ipc_table(seal.transactions).to_pylist()
     ]
@@ -437,3 +454,7 @@ def _transactions_of(seal: Seal) -> list[SealedTransaction]:
 def _tables_of(text: str | None) -> frozenset[str] | None:
     """Seals of earlier versions do not say which tables END counted."""
     return None if text is None else frozenset(text.split("\n")) - {""}
+
+
+def _numbers_of(text: str | None) -> Ranges | None:
+    return None if text is None else tuple((first, last) for first, last in json.loads(text))

@@ -46,13 +46,27 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Ingested:
-    """What reading one chunk has shown; `ranges` is an Arrow blob of (group, first, last, lsn)."""
+    """What reading one chunk has shown; `ranges` is an Arrow blob of (group, first, last, lsn, sequence)."""
 
     chunk: Chunk
     rows: int
     ranges: bytes
     last_snapshot_rows: tuple[str, ...]  # the generations whose last row was seen
     streamed: bool
+    has_moved: bool = False  # rows under another key came without all of their columns
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Files of one table's pending rows that one task reads together.
+
+    `history` is given where rows have moved to another key and lack columns that the row under their former key has:
+    then all of the tick's files are here, and all of the table's history before it.
+    """
+
+    table: str
+    paths: tuple[str, ...]
+    history: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import IO
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 _DEFAULTS = {
@@ -42,6 +43,8 @@ def spark_session(conf: Mapping[str, str], master: str) -> SparkSession:
     if "log4j2.configurationFile" not in options:
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={_LOGGING.as_uri()}".strip()
     _ending.clear()
+    # It would print a page about each query that Spark refuses; the error itself comes to us, and is told by us.
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     with _own_interrupt():
         return _session(SparkConf().setAll(list(settings.items())).setMaster(master).setAppName("tidegate"))
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any, ClassVar
 
+import msgspec
+
 from tidegate.destinations.contract import Answer, Capabilities, Pattern, Row, canonical_value
 from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration, MaybeDone, ProtocolViolation
 from tidegate.model.cell import encode_json
@@ -63,6 +65,10 @@ class MemoryServer:
             raise DefinitelyNotDone("the memory server is down", remedy="Set `down` to False.")
 
 
+class MemoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """It has no settings."""
+
+
 class MemoryDestination:
     """Tables in memory."""
 
@@ -75,12 +81,15 @@ class MemoryDestination:
         delta_updates=False,
         promise="whole source transactions, exactly once, until the process ends",
     )
+    config: ClassVar[type[msgspec.Struct]] = MemoryConfig
 
     def __init__(self, server: MemoryServer | None = None) -> None:
         self.server = server or MemoryServer()
 
     def spec(self, message: Spec) -> Described:
-        return Described({"type": "object"}, {"type": "object", "required": ["table"]}, "docs/destinations.md")
+        return Described(
+            msgspec.json.schema(MemoryConfig), {"type": "object", "required": ["table"]}, "docs/destinations.md"
+        )
 
     def validate(self, message: Validate) -> Validated:
         self.server.check()

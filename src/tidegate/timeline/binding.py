@@ -25,6 +25,9 @@ class OffsetRange:
     start: int
     end: int
 
+    def __str__(self) -> str:
+        return f"topic {self.topic}, partition {self.partition}, offsets {self.start} to {self.end - 1}"
+
 
 @dataclass(frozen=True)
 class Binding:

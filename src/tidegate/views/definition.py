@@ -253,10 +253,8 @@ class _Builder:
         return NullTest(self.build(inside.this), wants_null=not negated)
 
     def _refuse_other(self, node: exp.Expr) -> NoReturn:
-        name = node.name if isinstance(node, exp.Anonymous) else node.key
-        called = name.upper()
-        if isinstance(node, exp.Func):
-            called = (name if isinstance(node, exp.Anonymous) else node.sql_name()).upper()
+        written, place = self.query.text.word(node)
+        called = written.upper()
         if called.lower() in _UNSTABLE:
             remedy = "Use a column that the application wrote: a view is a function of its tables."
             self._refuse(f"{called} gives another result each time", remedy, node)
@@ -268,7 +266,7 @@ class _Builder:
             self._refuse("* is not supported yet", "Name the columns.", node)
         if isinstance(node, exp.AggFunc):
             self._refuse(f"the aggregate {called} is not supported yet", _AGGREGATES, node)
-        self._refuse(f"{called} is not supported yet", _FUNCTIONS, node)
+        self.query.text.refuse(f"{called} is not supported yet", _FUNCTIONS, place)
 
 
 def _output(query: Query, types: Mapping[tuple[str, bool], ValueType], node: exp.Expr, name: str) -> Expression:
@@ -361,10 +359,10 @@ def _schema(query: Query, session: SparkSession, sql: str) -> StructType:
     try:
         return session.sql(sql).schema
     except AnalysisException as error:  # and ParseException
-        lines = str(error).strip().splitlines()
+        reason = re.sub(r"\s*SQLSTATE: .*", "", str(error).strip().split("\n", 1)[0])  # and the place, which we name
         found = re.search(r"line (\d+),? pos(?:ition)? (\d+)", str(error))
         at = query.text.offset(int(found.group(1)), int(found.group(2)) + 1) if found and sql == query.text.sql else 0
-        query.text.refuse(f"Spark refuses the query: {lines[0]}", "Correct the SQL (Spark's dialect).", at)
+        query.text.refuse(f"Spark refuses the query: {reason}", "Correct the SQL (Spark's dialect).", at)
 
 
 def _check_outputs(query: Query, outputs: tuple[Output, ...], schema: StructType) -> None:

@@ -35,6 +35,10 @@ _CLAUSES = {
 }
 _ONE_SELECT = "Write one SELECT over one table, or over tables joined on one shared key, with GROUP BY that key."
 
+_CAST_BEFORE = re.compile(r"\b((?:try_)?cast)\s*\((?:[\s(]|(?:try_)?cast\s*\()*$|\b(date|timestamp\w*)\s*$", re.I)
+_CAST_AFTER = re.compile(r"(::|\b(?:try_)?cast\b)", re.I)
+_OPERATOR = re.compile(r"[\s)]*([^\s()]+)[\s(]*")
+
 
 @dataclass(frozen=True)
 class SourceText:
@@ -46,9 +50,26 @@ class SourceText:
 
     def refuse(self, reason: str, remedy: str, at: exp.Expr | int | None = None) -> NoReturn:
         """Raises FixConfiguration with file, line and column."""
-        offset = at if isinstance(at, int) else offset_of(at)
-        offset += len(self.sql[offset:]) - len(self.sql[offset:].lstrip(", \t\r\n"))
+        offset = at if isinstance(at, int) else self._word_from(offset_of(at))
         raise FixConfiguration(f"{self.place(offset)}: {reason}", remedy=remedy)
+
+    def _word_from(self, offset: int) -> int:
+        return offset + len(self.sql[offset:]) - len(self.sql[offset:].lstrip(", \t\r\n"))
+
+    def word(self, node: exp.Expr) -> tuple[str, int]:
+        """A function or operator as it is written, and where it stands: the parser gives some of them other names."""
+        if "start" in node.meta:
+            return self.sql[node.meta["start"] : node.meta["end"] + 1], int(node.meta["start"])
+        first, found = self._word_from(offset_of(node)), None
+        if isinstance(node, exp.Cast):
+            found = _CAST_BEFORE.search(self.sql, 0, first) or _CAST_AFTER.search(self.sql, first)
+        elif isinstance(node, exp.Binary):
+            operands = offset_of(node.left), offset_of(node.right)
+            ends = [part.meta["end"] + 1 for part in node.left.walk() if "end" in part.meta]
+            found = _OPERATOR.fullmatch(self.sql, max(ends, default=0), max(operands))
+        elif isinstance(node, exp.Func):
+            return node.sql_name(), self.keyword(node.sql_name(), first)
+        return (found[found.lastindex or 0], found.start(found.lastindex or 0)) if found else (node.key, first)
 
     def place(self, offset: int) -> str:
         before = self.sql[:offset]
@@ -211,7 +232,10 @@ def _equate(text: SourceText, inputs: tuple[PlanInput, ...], join: exp.Join, cla
         text.refuse("this JOIN uses only a part of the key that the others share", _SHARED, condition)
 
 
-_SHARED = "Join every table on the same columns: one shared key; split other joins into a view of their own."
+_SHARED = (
+    "Join every table on the same columns: one shared key. Give a table with another key a view of its own,"
+    " without JOIN, and join the two where they are read."
+)
 
 
 def _add(
