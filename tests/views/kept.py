@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -19,7 +19,7 @@ from tidegate.model.cell import encode_json
 from tidegate.model.key import encode_key
 from tidegate.pipeline import flow_tasks
 from tidegate.pipeline.flows import Flows
-from tidegate.pipeline.work import Layout, Sealed, Written
+from tidegate.pipeline.work import Derivation, FlowWork, Layout, Sealed, Written
 from tidegate.spark.jobs import Jobs
 from tidegate.views.catalyst import Catalyst
 from tidegate.views.flow import FlowView, define_flow
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 Change = tuple[str, Row | None, Row | None]  # table, old row, new row
 
 
-def fed(work: flow_tasks.FlowWork, loads: Iterable[Sequence[tuple[str, list[history.Update]]]]) -> Iterator[Any]:
+def fed(work: FlowWork, loads: Iterable[Sequence[tuple[str, list[history.Update]]]]) -> Iterator[Any]:
     """What the tables send in a tick."""
     for place, tables in enumerate(loads):
         if place == 0:
@@ -54,7 +54,7 @@ class Kept:
     views: dict[str, FlowView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        schemas = {name: StructType.fromDDL(ddl) for name, ddl in self.tables.items()}
+        schemas = {name: schema_of(ddl) for name, ddl in self.tables.items()}
         catalyst = Catalyst(self.spark, schemas)
         for name, sql in self.sql.items():
             levels = dict.fromkeys(self.tables, 0)
@@ -74,7 +74,9 @@ class Kept:
         work = self.flows.work(sealed)
         jobs = Jobs(self.spark.sparkContext, self.partitions)
         loads = [list(updates.items())]
-        found = jobs.run(loads, partial(fed, work), through=partial(self.flows.chain, work))
+        found = jobs.run(
+            loads, partial(fed, work), through=partial(self.flows.chain, Derivation(work.layout, sealed, (), (), work))
+        )
         assert all(isinstance(one, Written) for _, one in found), found
 
     def _updates(self, table: str, old: Row | None, new: Row | None) -> Iterator[history.Update]:
@@ -105,7 +107,7 @@ class Kept:
         """Tables for Spark to query."""
         for name, ddl in self.tables.items():
             lines = [(encode_json(dict(row)).decode(),) for row in self.rows[name].values()]
-            row = f.from_json("line", StructType.fromDDL(ddl), {"mode": "FAILFAST"})
+            row = f.from_json("line", schema_of(ddl), {"mode": "FAILFAST"})
             frame = self.spark.createDataFrame(lines, "line string").select(row.alias("row")).select("row.*")
             frame.createOrReplaceTempView(f"`{name}`")
 
@@ -113,6 +115,10 @@ class Kept:
         self.show_tables()
         for name in self.views:
             assert self.found(name) == self.expected(name), name
+
+
+def schema_of(ddl: str) -> StructType:
+    return cast(StructType, StructType.fromDDL(ddl))
 
 
 def comparable(value: Any) -> str:
@@ -125,10 +131,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return sorted((_plain(inner) for inner in value), key=lambda one: json.dumps(one, sort_keys=True))
-    if isinstance(value, (Decimal, float)):
-        return repr(float(value)) if abs(value) > 1e15 else str(Decimal(value).normalize() + 0)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(Decimal(value).normalize() + 0)
+    if isinstance(value, (Decimal, float, int)) and not isinstance(value, bool):
+        return repr(float(value)) if abs(Decimal(value)) > 10**15 else str(Decimal(value).normalize() + 0)
     if isinstance(value, str) and value[10:11] == "T" and value[4:5] == "-":
         return value.rstrip("Z").partition(".")[0] + "." + value.rstrip("Z").partition(".")[2].rstrip("0")
     return value

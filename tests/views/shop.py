@@ -15,7 +15,8 @@ TABLES = {
     "customers": "id bigint not null, name string, vip boolean",
     "products": "id bigint not null, name string, price decimal(12,4)",
     "purchase_orders": "id bigint not null, customer bigint, order_date date, status string",
-    "order_lines": "id bigint not null, order_id bigint, product bigint, item string, quantity int, price decimal(10,2)",
+    "order_lines": "id bigint not null, order_id bigint, product bigint, item string, quantity int,"
+    " price decimal(10,2)",
     "readings": "id bigint not null, at timestamp, tags array<string>, ratio double, flag boolean",
 }
 KEYS = dict.fromkeys(TABLES, ("id",))

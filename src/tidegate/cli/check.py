@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tidegate.destinations.registry import destination
 from tidegate.model.schema import TableSchema
+from tidegate.pipeline.defining import define_all
 from tidegate.pipeline.materialize import check_fields, specification
 from tidegate.pipeline.project import load
-from tidegate.pipeline.runner import define_all, session
+from tidegate.pipeline.runner import session
 from tidegate.pipeline.sources import check_source
 from tidegate.spark.session import stop_session
 
@@ -82,7 +83,7 @@ def check_project(folder: Path) -> Found:
     return Found(
         tables=tuple(_table(table) for table in tables),
         views=tuple(
-            ViewFound(view.name, view.key, {one.name: one.ddl for one in view.columns}, view.plan.explain())
+            ViewFound(view.name, view.key, {one.name: one.ddl for one in view.columns}, view.explain())
             for view in defined.views
         ),
         materializations=tuple(found),

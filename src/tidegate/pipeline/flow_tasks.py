@@ -1,7 +1,7 @@
-"""What runs in Spark's Python workers for dataflows: rows leave a producer, stages fold what came, level by level.
+"""What runs in Spark's Python workers for dataflows: rows leave a producer, stages fold what came.
 
-Elements travel as pairs: (partition, (name, blob)) for a stage's input, (None, (edge, lines)) for rows that Spark has to
-evaluate first, (partition, Written) for what is done. What a stage sends is in a file before its arrangement commits the
+Elements travel as pairs: (partition, (name, blob)) for a stage's input, (None, (edge, lines)) for rows that Spark
+has to evaluate first, (partition, Written) for what is done. What a stage sends is in a file before its arrangement commits the
 tick, so that a repeated task sends the same again.
 """
 
@@ -24,13 +24,13 @@ from tidegate.collections import history
 from tidegate.crash_points import reach
 from tidegate.errors import FixConfiguration
 from tidegate.model.key import key_hash
-from tidegate.pipeline.work import Layout, Sealed, Written
+from tidegate.pipeline.work import FlowWork, Written
 from tidegate.spark.failures import carrying_errors
 from tidegate.views.arrangement import AlreadyApplied, Arrangement, Transaction
-from tidegate.views.dataflow import Dataflow, Delta, Group, Sink, Stage
+from tidegate.views.dataflow import Delta, Group, Sink, Stage
 from tidegate.views.evaluation import evaluated_batch
 from tidegate.views.expressions import TypeOverflowError
-from tidegate.views.operators import TwoRowsOfOneKey
+from tidegate.views.operators import GroupFold, NotOnlyOne, TwoRowsOfOneKey
 from tidegate.views.operators import compiled as compiled_operator
 from tidegate.views.routing import CompiledEdge, Moved
 from tidegate.views.routing import compiled as compiled_edge
@@ -39,23 +39,6 @@ CHUNK_ROWS = 20_000
 Pair = tuple[int | None, Any]
 _encode = msgspec.msgpack.Encoder().encode
 _deltas = msgspec.msgpack.Decoder(list[Delta]).decode
-
-
-@dataclass(frozen=True)
-class FlowWork:
-    """The dataflows of a run, and the tick that they are brought to."""
-
-    layout: Layout
-    sealed: Sealed
-    flows: tuple[Dataflow, ...]
-    layouts: tuple[str, ...]  # of each flow: names the meaning of its stages' stored bytes
-    filling: tuple[str, ...] = ()  # only these flows take part, and what their sinks put out is not history
-    emitting: bool = True
-
-    @property
-    def taking_part(self) -> tuple[int, ...]:
-        every = range(len(self.flows))
-        return tuple(place for place in every if not self.filling or self.flows[place].name in self.filling)
 
 
 class Numbered(NamedTuple):
@@ -74,6 +57,11 @@ def edges_of(work: FlowWork, producer: str, flow: int | None) -> Iterator[Number
             if edge.producer == producer and flow in (None, place) and place in work.taking_part:
                 yield Numbered(number, place, compiled_edge(edge))
         first += len(one.edges)
+
+
+def is_read(work: FlowWork, producer: str) -> bool:
+    """Whether any flow reads a table or view."""
+    return next(edges_of(work, producer, None), None) is not None
 
 
 def stage_name(flow: str, stage: int) -> str:
@@ -229,27 +217,25 @@ class _StageTask:
 
     def _sending(self, transaction: Transaction, blobs: Sequence[tuple[int, bytes]]) -> Iterator[Pair]:
         outputs = self._folded(transaction, blobs)
-        flow = self.work.flows[self.flow]
         if isinstance(self.stage.operator, Sink):
             yield from self._delivered(sorted(outputs, key=itemgetter(1, 0, 2)))
         else:
             edges = list(edges_of(self.work, f"#{self.stage.number}", self.flow))
             yield from leaving(self.work, edges, (Moved(step, diff, row) for _, step, diff, row in outputs))
-        assert flow
 
     def _folded(self, transaction: Transaction, blobs: Sequence[tuple[int, bytes]]) -> list[Delta]:
-        operator, kind = compiled_operator(self.stage.operator), self.stage.operator
+        operator = compiled_operator(self.stage.operator)
         inputs: list[list[Delta]] = [[], []]
         for place, blob in blobs:
             inputs[place] += _deltas(blob) if blob else []
         first: list[Delta] = []
-        if isinstance(kind, Group) and not kind.keys:
+        if isinstance(operator, GroupFold):
             steps = [delta.step for delta in inputs[0]]
             first = operator.initial(transaction, min(steps, default=self.work.sealed.last_position))
         try:
             return [*first, *operator.fold(transaction, inputs)]
-        except TwoRowsOfOneKey as error:
-            raise _two_rows(self.work.flows[self.flow].name, error) from None
+        except (TwoRowsOfOneKey, NotOnlyOne) as error:
+            raise _named(self.work.flows[self.flow].name, error) from None
         except TypeOverflowError as error:
             raise _overflow(self.work.flows[self.flow].name, str(error)) from None
 
@@ -338,23 +324,37 @@ def _forget_others(path: Path) -> None:
 # --- stages that have lost their state: filled from the rows that there are
 
 
+class Source(NamedTuple):
+    """A partition of a collection: a table's arrangement, or the share of a view's history that has its keys."""
+
+    collection: str
+    partition: int
+    files: tuple[str, ...] | None  # of a view
+
+
 @carrying_errors
-def refill(work: FlowWork, loads: Iterable[Sequence[tuple[str, str, int]]]) -> Iterator[Pair]:
-    """Sends the rows of collections, as of the tick, to the flows being filled, out of their arrangements."""
+def refill(work: FlowWork, loads: Iterable[Sequence[Source]]) -> Iterator[Pair]:
+    """Sends the rows of collections, as of the tick, to the flows being filled."""
     for parts in loads:
-        for collection, layout, partition in parts:
-            edges = list(edges_of(work, collection, None))
-            rows = _rows_at(work, collection, layout, partition)
+        for part in parts:
+            edges = list(edges_of(work, part.collection, None))
+            rows = _rows_at(work, part) if part.files is None else _rows_of(work, part, part.files)
             yield from leaving(work, edges, (Moved(work.sealed.last_position, 1, row) for row in rows))
 
 
-def _rows_at(work: FlowWork, collection: str, layout: str, partition: int) -> Iterator[bytes]:
+def _rows_of(work: FlowWork, part: Source, files: Sequence[str]) -> Iterator[bytes]:
+    for key, row in history.current_rows(files, work.sealed.tick).items():
+        if key_hash(key) % work.layout.partitions == part.partition:
+            yield row
+
+
+def _rows_at(work: FlowWork, part: Source) -> Iterator[bytes]:
     """A partition's rows at the tick; what a later one that is under way has changed is taken back."""
     name, tick = work.layout.name, work.sealed.tick
-    arrangement = Arrangement.open(work.layout.arrangement(collection, partition), layout)
+    arrangement = Arrangement.open(work.layout.arrangement(part.collection, part.partition), name)
     before: Mapping[bytes, bytes | None] = {}
     if arrangement.applied > tick:
-        path = history.tick_file(work.layout.state, collection.partition("#")[0], tick + 1, name, partition)
+        path = history.tick_file(work.layout.state, part.collection, tick + 1, name, part.partition)
         updates = history.updates(history.read([str(path)], tick, tick + 1)) if path.exists() else ()
         ordered = sorted((update for _, update in updates), key=itemgetter(0))
         before = {key: _first(list(group)) for key, group in groupby(ordered, key=itemgetter(0))}
@@ -370,8 +370,8 @@ def _first(updates: Sequence[history.Update]) -> bytes | None:
 
 
 @carrying_errors
-def reset(work: FlowWork, loads: Iterable[Sequence[tuple[str, int, int]]]) -> Iterator[tuple[str, int, int]]:
-    """Which tick each stage's partition has applied; `-2` of a flow whose stages are to be emptied."""
+def applied(work: FlowWork, loads: Iterable[Sequence[tuple[str, int, int]]]) -> Iterator[tuple[str, int, int]]:
+    """Which tick each stage's partition has applied; stages of flows that are to be filled are emptied."""
     for parts in loads:
         for name, flow, partition in parts:
             layout = f"{work.layout.name} {work.layouts[flow]}"
@@ -384,12 +384,12 @@ def reset(work: FlowWork, loads: Iterable[Sequence[tuple[str, int, int]]]) -> It
 # --- errors
 
 
-def _two_rows(view: str, error: TwoRowsOfOneKey) -> FixConfiguration:
+def _named(view: str, error: FixConfiguration) -> FixConfiguration:
     return FixConfiguration(f'view "{view}": {error.message}', remedy=error.remedy)
 
 
 def _overflow(view: str, column: str) -> FixConfiguration:
     return FixConfiguration(
         f'view "{view}": a sum does not fit its type (column {column})',
-        remedy="Cast its operand to a wider type in the view (bigint, or a decimal of more digits), or correct the row.",
+        remedy="Cast its operand to a wider type in the view (bigint, a decimal of more digits), or correct the row.",
     )

@@ -29,7 +29,7 @@ from tidegate.protocol.messages import (
     Validate,
 )
 from tidegate.protocol.session import Session
-from tidegate.views.definition import OutputColumn, ViewDefinition
+from tidegate.views.definition import OutputColumn, View
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
@@ -47,7 +47,7 @@ class Delivered:
 class Documents:
     """Reads a view's cells as the key and values of its stores."""
 
-    def __init__(self, definition: ViewDefinition) -> None:
+    def __init__(self, definition: View) -> None:
         columns = {column.name: column for column in definition.columns}
         self.key = tuple(_field(columns[name]) for name in definition.key)
         self.values = tuple(_field(column) for column in definition.columns if column.name not in definition.key)
@@ -93,9 +93,7 @@ def stores(documents: Documents, paths: Sequence[str], after: int, upto: int) ->
             yield documents.store(cell, exists=exists, delete=diff < 0)
 
 
-def specification(
-    project: Project, settings: MaterializationSettings, definition: ViewDefinition
-) -> MaterializationSpec:
+def specification(project: Project, settings: MaterializationSettings, definition: View) -> MaterializationSpec:
     """What the driver is told; relative paths are meant from the project's folder."""
     config = dict(settings.config)
     if isinstance(config.get("path"), str):
@@ -133,7 +131,7 @@ class Materializer:
         self,
         project: Project,
         settings: MaterializationSettings,
-        definition: ViewDefinition,
+        definition: View,
         catalog: Catalog,
         delivered: Callable[[Delivered], None],
     ) -> None:

@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -17,7 +17,8 @@ from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
 from tidegate.errors import DefinitelyNotDone, TidegateError, UnknownColumn
-from tidegate.model.schema import TableSchema
+from tidegate.pipeline.defining import Defined, define_all
+from tidegate.pipeline.flows import Flows
 from tidegate.pipeline.known import news, remember, with_remembered
 from tidegate.pipeline.materialize import Delivered, Materializer
 from tidegate.pipeline.merging import Merging
@@ -26,7 +27,6 @@ from tidegate.pipeline.sources import Source, source
 from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
 from tidegate.spark.session import spark_session, stop_session
-from tidegate.views.definition import ViewDefinition, define
 
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
@@ -47,25 +47,6 @@ class Watcher(Protocol):
     def trouble(self, name: str, error: str | None) -> None: ...
 
 
-@dataclass(frozen=True)
-class Defined:
-    """What the project's SQL means over the tables that there are."""
-
-    tables: tuple[TableSchema, ...]
-    views: tuple[ViewDefinition, ...]
-
-    @property
-    def by_name(self) -> dict[str, TableSchema]:
-        return {table.name: table for table in self.tables}
-
-
-def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
-    by_name = {table.name: table for table in tables}
-    return Defined(
-        tuple(tables), tuple(define(view.name, view.sql, view.path, by_name, spark) for view in project.views)
-    )
-
-
 def session(project: Project) -> SparkSession:
     return spark_session(project.file.spark.conf, project.file.spark.master)
 
@@ -78,14 +59,16 @@ def ticks_of(
     project: Project, spark: SparkSession, catalog: Catalog, defined: Defined, partitions: int | None = None
 ) -> Ticks:
     context = spark.sparkContext
+    layout = Layout(project.state, partitions or context.defaultParallelism)
     return Ticks(
         context,
         catalog,
-        Layout(project.state, partitions or context.defaultParallelism),
+        layout,
         SourceTopics(project.file.source.topic_prefix),
         defined.tables,
-        [ViewWork(view.name, view.plan) for view in defined.views],
+        [ViewWork(view.name, view.plan) for view in defined.first_shape],
         project.file.tick.max_events,
+        Flows(spark, defined.catalyst, layout, defined.flows) if defined.catalyst and defined.flows else None,
     )
 
 

@@ -18,7 +18,7 @@ from tidegate.model.cell import encode_json
 from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import TableSchema
 from tidegate.protocol.messages import MaterializationSpec
-from tidegate.views.definition import ViewDefinition
+from tidegate.views.definition import View
 from tidegate.views.recompute import canonical_rows, recompute, same, with_scales
 
 SHOWN_DIFFERENCES = 10
@@ -63,7 +63,7 @@ class Verdict:
 def verify(
     spark: SparkSession,
     catalog: Catalog,
-    definition: ViewDefinition,
+    definition: View,
     tables: Mapping[str, TableSchema],
     spec: MaterializationSpec,
     driver_name: str,
@@ -82,7 +82,7 @@ def verify(
     return _verdict(definition, spec.name, tick, expected, found)
 
 
-def _by_key(definition: ViewDefinition, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[KeyBytes, bytes]:
+def _by_key(definition: View, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[KeyBytes, bytes]:
     found: dict[KeyBytes, bytes] = {}
     for key, cell in rows:
         if key in found:
@@ -95,9 +95,7 @@ def _by_key(definition: ViewDefinition, rows: Iterator[tuple[KeyBytes, bytes]]) 
     return found
 
 
-def _found(
-    definition: ViewDefinition, spec: MaterializationSpec, rows: Iterator[Any]
-) -> Iterator[tuple[KeyBytes, bytes]]:
+def _found(definition: View, spec: MaterializationSpec, rows: Iterator[Any]) -> Iterator[tuple[KeyBytes, bytes]]:
     fields = spec.bindings[0].fields
     for key, values in rows:
         row = {field.name: _cell_value(field.type, value) for field, value in zip(fields, (*key, *values), strict=True)}
@@ -110,7 +108,7 @@ def _cell_value(type_: str, value: Any) -> Any:
 
 
 def _verdict(
-    definition: ViewDefinition,
+    definition: View,
     name: str,
     tick: int,
     expected: Mapping[KeyBytes, bytes],
@@ -124,7 +122,7 @@ def _verdict(
     return Verdict(name, tick, len(expected), len(differing), examples)
 
 
-def _difference(definition: ViewDefinition, expected: bytes | None, found: bytes | None) -> Difference:
+def _difference(definition: View, expected: bytes | None, found: bytes | None) -> Difference:
     return Difference(_shown_key(definition, expected or found or b"{}"), _shown(expected), _shown(found))
 
 
@@ -132,6 +130,6 @@ def _shown(cell: bytes | None) -> str | None:
     return None if cell is None else cell.decode()
 
 
-def _shown_key(definition: ViewDefinition, cell: bytes) -> str:
+def _shown_key(definition: View, cell: bytes) -> str:
     row = msgspec.json.decode(cell)
     return ", ".join(f"{name} = {row[name]}" for name in definition.key)

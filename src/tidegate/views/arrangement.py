@@ -255,6 +255,13 @@ class Arrangement:
         if transaction.tick <= applied:
             raise AlreadyApplied(f"{self.folder} has applied tick {applied}, so tick {transaction.tick} is too late")
 
+    def entries(self) -> Iterator[Entry]:
+        """Everything that it holds, in the order of the keys as they are stored."""
+        self._adopt_map_size()
+        with self._environment.begin() as transaction:
+            for key, value in transaction.cursor(self._rows):
+                yield _unwrapped(value) if len(key) == _KEY_BYTES else (key, value)
+
     def reset(self) -> None:
         """Empties it: nothing is in it and no tick is applied."""
         assert self._current is None, "a write is open"

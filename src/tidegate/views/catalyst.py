@@ -27,7 +27,9 @@ _SETTINGS = {
     "spark.sql.cbo.enabled": "false",
     "spark.sql.optimizer.runtime.bloomFilter.enabled": "false",
     "spark.sql.optimizer.windowGroupLimitThreshold": "2147483647",
-    "spark.sql.optimizer.excludedRules": f"{_CATALYST}.optimizer.MergeScalarSubqueries,{_CATALYST}.optimizer.MergeSubplans",
+    "spark.sql.optimizer.excludedRules": ",".join(
+        f"{_CATALYST}.optimizer.{rule}" for rule in ("MergeScalarSubqueries", "MergeSubplans")
+    ),
 }
 
 
@@ -102,18 +104,22 @@ class Catalyst:
             self._session.conf.set(name, value)
         self._tables: dict[int, str] = {}
         for name, schema in tables.items():
-            empty = self._session.createDataFrame(spark.sparkContext.emptyRDD(), schema)
-            self._tables[empty._jdf.queryExecution().analyzed().rdd().id()] = name  # type: ignore[attr-defined]
-            empty.createOrReplaceTempView(f"`{name}`")
-        self.jvm = spark._jvm  # type: ignore[attr-defined]
+            self.register(name, schema)
+        self.jvm: Any = spark._jvm
         self._expressions = getattr(self.jvm, f"{_CATALYST}.expressions")
         self._literals = getattr(getattr(self._expressions, "Literal$"), "MODULE$")
+
+    def register(self, name: str, schema: StructType) -> None:
+        """Lets SQL name a table or view."""
+        empty = self._session.createDataFrame(self._session.sparkContext.emptyRDD(), schema)
+        self._tables[empty._jdf.queryExecution().analyzed().rdd().id()] = name
+        empty.createOrReplaceTempView(f"`{name}`")
 
     def sql(self, text: str) -> DataFrame:
         return self._session.sql(text)
 
     def parsed(self, text: str) -> Node:
-        return self._session._jsparkSession.sessionState().sqlParser().parsePlan(text)  # type: ignore[attr-defined]
+        return self._session._jsparkSession.sessionState().sqlParser().parsePlan(text)
 
     def is_command(self, plan: Node) -> bool:
         command = self.jvm.java.lang.Class.forName(f"{_CATALYST}.plans.logical.Command")
@@ -131,10 +137,7 @@ class Catalyst:
         """The expression under a name; with the identity of another attribute, if given."""
         none = self.jvm.scala.Option.empty()
         nothing = self.sequence([])
-        if like is None:
-            identity = getattr(self._expressions, "NamedExpression").newExprId()
-        else:
-            identity = like.exprId()
+        identity = self._expressions.NamedExpression.newExprId() if like is None else like.exprId()
         return self._expressions.Alias(expression, name, identity, nothing, none, nothing)
 
     def null(self, data_type: Any) -> Expr:

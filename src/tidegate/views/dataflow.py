@@ -1,7 +1,7 @@
-"""Dataflow: a view as pure data. Rows flow along edges into stages; a stage has one key, and keeps what it has seen by it.
+"""Dataflow: a view as pure data. Rows flow along edges into stages; a stage keeps what it has seen by one key.
 
-A row on an edge is a JSON object whose columns have names that are unique within the view (`c12`), so that two rows are
-joined by joining their texts. It moves as a delta: (key, step, diff, row), diff being the number of copies that enter
+A row on an edge is a JSON object whose columns have names that are unique within the view (`$12`): two rows are joined
+by joining their texts. A row moves as a delta: (key, step, diff, row), diff being the number of copies that enter
 (more than 0) or leave (less). All deltas of one step belong together: a step is one source transaction where the view is
 TRANSACTIONALLY, else one tick.
 """

@@ -5,7 +5,7 @@ A pass is built once. For each tick only its leaf is exchanged, because to plan 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class Pass:
     def run(self, rows: RDD[tuple[Any, ...]]) -> RDD[bytes]:
         """Batches of the rows with what is made of them, for `evaluated_batch` to read: `made` is NULL where a
         condition does not hold."""
-        from pyspark import RDD as Rows
+        from pyspark import RDD
         from pyspark.serializers import NoOpSerializer
 
         leaf = self._spark.createDataFrame(rows, CARRIED, verifySchema=False)._jdf.queryExecution().analyzed()
@@ -75,7 +75,7 @@ class Pass:
         fresh = self._logical.Project(self._catalyst.sequence(renamed), leaf)
         plan = _exchanged(self._catalyst, self._plan, fresh)
         frame = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._spark._jsparkSession, plan)
-        return Rows(frame.toArrowBatchRdd().toJavaRDD(), self._spark.sparkContext, NoOpSerializer())
+        return RDD(frame.toArrowBatchRdd().toJavaRDD(), self._spark.sparkContext, NoOpSerializer())
 
     @staticmethod
     def _parsed(frame: DataFrame, parts: Sequence[Evaluated]) -> DataFrame:

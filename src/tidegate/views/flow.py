@@ -7,9 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tidegate.errors import FixConfiguration
+from tidegate.model.cell import encode_json
 from tidegate.views.catalyst import Catalyst, Node, children, expressions, kind, place_of, value_type, walk
-from tidegate.views.dataflow import Dataflow, Edge, Evaluate
+from tidegate.views.dataflow import Dataflow, Edge, Evaluate, Pick
 from tidegate.views.definition import OutputColumn
+from tidegate.views.explaining import explained
+from tidegate.views.expressions import ValueType
 from tidegate.views.planner import INTERNAL, Computed, Planner
 from tidegate.views.query import SourceText
 
@@ -35,6 +39,10 @@ _KEY = re.compile(r"^\s*--\s*key\s*:\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
 _TRANSACTIONALLY = re.compile(r"((?:\s|--[^\n]*\n|/\*.*?\*/)*select\s+)(transactionally)\b", re.IGNORECASE | re.DOTALL)
 
 
+class NotUnderstood(FixConfiguration):
+    """Spark cannot make sense of a query."""
+
+
 @dataclass(frozen=True)
 class FlowView:
     """A view kept by stages."""
@@ -44,6 +52,7 @@ class FlowView:
     query: str  # the SQL as Spark reads it
     key: tuple[str, ...]
     columns: tuple[OutputColumn, ...]
+    types: tuple[ValueType, ...]
     flow: Dataflow
     computed: Mapping[int, Computed]
     levels: Mapping[str, int]  # of what it reads
@@ -54,12 +63,37 @@ class FlowView:
         return self.flow.stages[int(producer[1:])].level if producer.startswith("#") else self.levels[producer]
 
     @property
+    def reads(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for edge in self.flow.edges:
+            if not edge.producer.startswith("#"):
+                found[edge.producer] = found.get(edge.producer, frozenset()) | _columns_of(edge)
+        return found
+
+    def explain(self) -> str:
+        return "\n".join(explained(self.name, self.key, self.flow))
+
+    def arranged(self, column: str, value: Any) -> Any:
+        return _arranged(value) if self.collects else value
+
+    @property
     def level(self) -> int:
         """How deep the view itself lies."""
         return self.flow.stages[-1].level
 
     def evaluated(self, edge: Edge) -> Iterator[tuple[Evaluate, Computed]]:
         return ((step, self.computed[step.number]) for step in edge.steps if isinstance(step, Evaluate))
+
+
+def _columns_of(edge: Edge) -> frozenset[str]:
+    first = next(step for step in edge.steps if isinstance(step, Pick))
+    return frozenset(old for _, old in first.columns)
+
+
+def _arranged(value: Any) -> Any:
+    if isinstance(value, list):
+        return sorted(map(_arranged, value), key=encode_json)
+    return {name: _arranged(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 def define_flow(
@@ -85,6 +119,7 @@ def define_flow(
         query,
         key,
         _columns(frame.schema),
+        tuple(value_type(one.dataType) for one in frame.schema.fields),
         flow,
         planner.computed,
         used,
@@ -113,7 +148,8 @@ def _analysed(text: SourceText, catalyst: Catalyst) -> Any:
         found = re.search(r"line (\d+),? pos(?:ition)? (\d+)", str(error))
         at = text.offset(int(found.group(1)), int(found.group(2)) + 1) if found else 0
         reason = re.sub(r"\s*SQLSTATE: \w+.*$", "", lines[0])
-        return text.refuse(f"Spark refuses the query: {reason}", "Correct the SQL (Spark's dialect).", at)
+        message = f"{text.place(at)}: Spark refuses the query: {reason}"
+        raise NotUnderstood(message, remedy="Correct the SQL (Spark's dialect).") from None
 
 
 def _refuse_unstable(text: SourceText, plan: Node) -> None:

@@ -1,4 +1,4 @@
-"""Planner: what Spark made of a view's SQL becomes a dataflow; whatever cannot be kept up to date is refused by place."""
+"""Planner: what Spark made of a view's SQL becomes a dataflow; what cannot be kept is refused with its place."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Planner:
     def refuse(self, reason: str, remedy: str, at: Any) -> NoReturn:
         place = next((found for node in _outward(at) if (found := place_of(node))), None)
         offset = self.text.offset(*place) if place else 0
-        return self.text.refuse(reason, remedy, offset)
+        self.text.refuse(reason, remedy, offset)
 
     # --- nodes
 
@@ -471,7 +471,7 @@ class Planner:
         if kind(generator) not in ("Explode", "PosExplode", "Inline"):
             self.refuse(f"{generator.prettyName()} is not supported", "Use explode, posexplode or inline.", node)
         array = generator.child()
-        elements = [None]
+        elements: list[str | None] = [None]
         if python_type(array.dataType()).typeName() == "map":
             array = self.catalyst.entries(array)
             elements = ["key", "value"]

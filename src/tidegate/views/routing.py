@@ -1,4 +1,4 @@
-"""Routing: takes a producer's rows along an edge, in whatever task they are, up to the stage's key and back to blobs."""
+"""Routing: takes a producer's rows along an edge, in whatever task they are, up to the stage's key."""
 
 from __future__ import annotations
 
