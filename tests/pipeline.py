@@ -125,7 +125,7 @@ class Bench:
         """What `tidegate verify` says of each materialization."""
         named = zip(self.project.file.materializations, self.materializers, strict=True)
         return [
-            verify(self._spark, self.catalog, self._views[one.view], self.defined.by_name, running.spec, one.to)
+            verify(self._spark, self.catalog, self._views[one.view], self.defined, running.spec, one.to)
             for one, running in named
         ]
 

@@ -76,6 +76,22 @@ def test_a_view_that_was_away_for_a_while_is_refused(begun: Recorded) -> None:
     go_on(begun)
 
 
+def test_a_name_stays_that_of_a_table_or_of_a_view(begun: Recorded) -> None:
+    begun.change("  order_lines: {", "  returns: {key: [id], columns: {id: bigint}}\n  order_lines: {")
+    assert begun.run().code == 0
+    begun.change("  returns: {key: [id], columns: {id: bigint}}\n", "")
+    view = begun.folder / "views" / "returns.sql"
+    view.write_text("SELECT order_id, COUNT(*) AS n FROM order_lines GROUP BY order_id")
+    said = (
+        'error: "returns" was the name of a table when the state folder was begun\n'
+        f"  remedy: Use another name, or {ANEW}"
+    )
+    assert begun.refused("check") == said
+    assert begun.refused() == said
+    view.unlink()
+    go_on(begun)
+
+
 def test_a_view_that_is_changed_is_refused_and_one_that_is_written_otherwise_is_not(begun: Recorded) -> None:
     view = begun.folder / "views" / "orders_with_lines.sql"
     text = view.read_text()

@@ -428,13 +428,55 @@ def test_a_table_of_somebody_else_is_refused(sql_place: Place) -> None:
     sql_place.applied(name="first", tables=("other",))
     sql_place.execute('CREATE TABLE orders ("id" bigint PRIMARY KEY, "note" text NOT NULL)')
     with pytest.raises(FixConfiguration, match="orders"):
+        sql_place.destination.validate(Validate(sql_place.spec()))
+    with pytest.raises(FixConfiguration, match="orders"):
         sql_place.applied()
+
+
+def test_a_table_of_somebody_else_that_lacks_columns_is_refused_and_may_lack_them_if_it_is_ours(
+    sql_place: Place,
+) -> None:
+    kind = "INTEGER" if sql_place.name == "sqlite" else "bigint"
+    narrow = sql_place.spec(values=VALUES[:1])
+    sql_place.applied(name="first", tables=("other",))
+    sql_place.execute(f'CREATE TABLE orders ("id" {kind} NOT NULL PRIMARY KEY, "customer" text)')
+    (opinion,) = sql_place.destination.validate(Validate(sql_place.spec())).bindings
+    assert opinion.constraints["lines"].kind == "incompatible"
+    with pytest.raises(FixConfiguration, match='"lines" is missing in a table that Tidegate did not create'):
+        sql_place.applied()
+    sql_place.destination.apply(Apply(narrow, "1"))
+    sql_place.open(narrow).close()
+    (opinion,) = sql_place.destination.validate(Validate(sql_place.spec())).bindings
+    assert opinion.constraints["lines"].kind == "fieldOptional"
+    assert "ADD COLUMN" in sql_place.destination.apply(Apply(sql_place.spec(), "2")).action_description
+
+
+def test_a_materialization_that_was_never_opened_holds_nothing(sql_place: Place) -> None:
+    spec = sql_place.spec()
+    assert (sql_place.tick(spec), sql_place.rows(spec)) == (None, {})
+    first = sql_place.applied(name="first", tables=("other",))
+    sql_place.open(first).close()
+    assert (sql_place.tick(spec), sql_place.rows(spec)) == (None, {})
+
+
+def test_places_are_equal_only_for_one_and_the_same_table(place: Place, tmp_path: Path) -> None:
+    places = place.destination.places(place.spec(tables=("orders", "returns")))
+    assert len(set(places)) == 2
+    assert place.destination.places(place.spec(tables=("orders",))) == places[:1]
+    if place.name == "sqlite":
+        elsewhere = MaterializationSpec("m", place.spec().bindings, {"path": str(tmp_path / "x" / ".." / "out.db")})
+        assert place.destination.places(elsewhere) == places[:1]
+    if place.name == "postgres":
+        elsewhere = MaterializationSpec("m", place.spec().bindings, place.config | {"schema": "another"})
+        assert place.destination.places(elsewhere) != places[:1]
 
 
 def test_a_table_with_rows_that_another_materialization_wrote_is_refused(sql_place: Place) -> None:
     spec = sql_place.applied(name="first")
     with sql_place.open(spec) as session:
         session.run_round([put(1)], at(1))
+    with pytest.raises(FixConfiguration, match="has rows"):
+        sql_place.destination.validate(Validate(sql_place.spec(name="second")))
     with pytest.raises(FixConfiguration, match="has rows"):
         sql_place.applied(name="second")
 

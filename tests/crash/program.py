@@ -122,9 +122,25 @@ class Running:
 
     def workers(self) -> list[psutil.Process]:
         """Spark's Python workers: what the daemon has forked."""
-        python = [one for one in self.descendants() if "pyspark.daemon" in words_of(one)]
+        python = self.python()
         pids = {one.pid for one in python}
         return [one for one in python if parent_of(one) in pids]
+
+    def python(self) -> list[psutil.Process]:
+        """Spark's Python workers, and the daemon that forks them."""
+        return [one for one in self.descendants() if "pyspark.daemon" in words_of(one)]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No task of Spark's gets on meanwhile: a tick that begins now takes as long as this."""
+        processes = self.python()
+        for process in processes:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.resume()
 
     def await_nothing_left(self, timeout_seconds: float = 20.0) -> None:
         """Everything that it has started ends by itself."""
@@ -166,9 +182,9 @@ class Program:
         self._environment = dict(environment or {})
         self._runs: list[Running] = []
 
-    def run(self, *words: str, crash_at: str | None = None) -> Running:
+    def run(self, *words: str, crash_at: str | None = None, environment: Mapping[str, str] | None = None) -> Running:
         crash = {"TIDEGATE_CRASH_AT": crash_at} if crash_at else {}
-        running = Running(self.project, len(self._runs), words, {**self._environment, **crash})
+        running = Running(self.project, len(self._runs), words, {**self._environment, **(environment or {}), **crash})
         self._runs.append(running)
         return running
 

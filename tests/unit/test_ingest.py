@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from tidegate.capture.debezium import Op, RowEvents
 from tidegate.capture.log import LogWriter
 from tidegate.errors import BadRecord
+from tidegate.model.key import encode_integer, key_hash
 from tidegate.model.schema import Column, ColumnType, TableSchema
 from tidegate.pipeline import tasks
-from tidegate.pipeline.work import Chunk, Ingested, Layout
+from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Sealed
 from tidegate.spark.failures import TaskError, carried
 from tidegate.timeline.binding import OffsetRange
 
@@ -96,3 +99,68 @@ def test_what_rows_share_is_told_of_versions_that_count_anew_after_a_restart(
     ]
     again = ingested(tmp_path / "again", change(1, version, 35))
     assert tasks.ipc_table(again.ranges)["sequence"].to_pylist() == [shared and '["35"']
+
+
+# --- pending rows, and what is spread of them
+
+GROUPS = ("7", "8", "9")  # the last one is not sealed
+PARTITIONS = 2
+Spread = dict[int, list[tuple[int, int, bytes, bytes | None]]]
+
+
+def row_events(sizes_bytes: list[int]) -> RowEvents:
+    """One event for each size, its cell so long (0: a delete); of mixed transactions, and the last one truncates."""
+    events = RowEvents()
+    for place, size_bytes in enumerate(sizes_bytes):
+        events.groups.append(GROUPS[place % 3])
+        events.orders.append(place)
+        events.ops.append(Op.UPSERT if size_bytes else Op.DELETE)
+        events.keys.append(encode_integer(place))
+        events.cells.append(b"x" * size_bytes if size_bytes else None)
+        events.lsns.append(place)
+    events.groups[-1], events.ops[-1] = GROUPS[0], Op.TRUNCATE
+    return events
+
+
+def written(path: Path, events: RowEvents, batch_bytes: int) -> int:
+    """How many batches the pending file has."""
+    tasks.write_pending(path, events, pa.array(events.groups, pa.string()).dictionary_encode(), batch_bytes)
+    with pa.memory_map(str(path)) as file:
+        return int(pa.ipc.open_file(file).num_record_batches)
+
+
+def spread(folder: Path, path: Path) -> tuple[Spread, int]:
+    """What each partition receives of the sealed transactions, and in how many blobs."""
+    work = Derivation(Layout(folder, PARTITIONS), Sealed(3, (), 1), (), ())
+    found: Spread = {partition: [] for partition in range(PARTITIONS)}
+    blobs = list(tasks.spread(work, {"7": 0, "8": 1}, [[Pending("orders", (str(path),))]]))
+    for partition, (_, blob) in blobs:
+        columns = (tasks.ipc_table(blob)[name].to_pylist() for name in ("position", "order", "key", "cell"))
+        found[partition] += zip(*columns, strict=True)
+    return found, len(blobs)
+
+
+def test_a_large_chunk_is_pending_in_several_batches_and_spread_in_several_blobs(tmp_path: Path) -> None:
+    events = row_events([100, 0, 5_000, 1, 0, 100, 300, 300, 300, 300, 9_000, 0, 0, 0, 1, 1] * 3)
+    assert written(tmp_path / "whole.arrow", events, 1 << 20) == 1
+    assert written(tmp_path / "cut.arrow", events, 1_000) > 6
+    (whole, few), (cut, many) = spread(tmp_path, tmp_path / "whole.arrow"), spread(tmp_path, tmp_path / "cut.arrow")
+    assert cut == whole
+    assert few == PARTITIONS < many
+    truncate = len(events.keys) - 1
+    for partition, received in whole.items():
+        wanted = [
+            order
+            for order, (group, key) in enumerate(zip(events.groups, events.keys, strict=True))
+            if order == truncate or (group in GROUPS[:2] and key_hash(key) % PARTITIONS == partition)
+        ]
+        assert [(order, cell) for _, order, _, cell in received] == [(order, events.cells[order]) for order in wanted]
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("sizes", [[3], [0, 0], [50, 50]])
+def test_no_event_is_left_out_where_batches_end(tmp_path: Path, sizes: list[int], batch_bytes: int) -> None:
+    path = tmp_path / "one.arrow"
+    assert written(path, row_events(sizes), batch_bytes) == (1 if batch_bytes > 1 else len(sizes))
+    with pa.memory_map(str(path)) as file:
+        assert pa.ipc.open_file(file).read_all()["order"].to_pylist() == list(range(len(sizes)))

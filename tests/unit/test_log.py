@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.capture import log as log_module
-from tidegate.capture.log import LogReader, LogWriter, Record
-from tidegate.errors import BadRecord, DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.capture.log import LogInUse, LogReader, LogWriter, Record
+from tidegate.errors import BadRecord, DefinitelyNotDone, FixConfiguration
 
 RECORDS: list[Record] = [(b"k1", b"v1"), (None, b"v2"), (b"k3", None), (b"", b"")]
 
@@ -80,11 +80,11 @@ def test_a_range_that_is_not_there_is_refused_by_its_place(tmp_path: Path) -> No
         LogReader(tmp_path).read("u", 0, 0, 1)
 
 
-def test_a_second_writer_is_fenced_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_writer_is_told_to_wait_until_the_first_has_ended(tmp_path: Path) -> None:
     with LogWriter(tmp_path):
-        with pytest.raises(Fenced):
+        with pytest.raises(LogInUse):
             LogWriter(tmp_path)
-        with pytest.raises(Fenced):
+        with pytest.raises(LogInUse):
             LogWriter(tmp_path, wait_seconds=0.05)
     LogWriter(tmp_path, wait_seconds=1).close()
 

@@ -90,20 +90,44 @@ def test_no_key_ever_moves_backward(opens: list[tuple[KeyRange, int]]) -> None:
         delivered |= dict.fromkeys(inside, tick)
 
 
+def at(tick: int, round_: int, seal: str | None = "ours") -> RuntimeCheckpoint:
+    return RuntimeCheckpoint(tick, f"position {tick}", round_, seal)
+
+
+def agreed(log: RuntimeCheckpoint, destination: RuntimeCheckpoint) -> RuntimeCheckpoint:
+    """What is agreed on in a state folder that has sealed every tick itself."""
+    return agreed_checkpoint("m", log, destination, at(destination.tick, 0))
+
+
 def test_a_destination_that_is_one_round_ahead_wins() -> None:
-    ahead = RuntimeCheckpoint(60, "lsn", 8)
-    assert agreed_checkpoint(RuntimeCheckpoint(57, None, 7), ahead) == ahead
-    assert agreed_checkpoint(START, RuntimeCheckpoint(3, None, 1)).tick == 3
-    assert agreed_checkpoint(START, START) == START
+    assert agreed(at(57, 7), at(60, 8)) == at(60, 8)
+    assert agreed(START, at(3, 1)) == at(3, 1)
+    assert agreed(START, START) == START
 
 
-@pytest.mark.parametrize("found", [START, RuntimeCheckpoint(56, None, 6)])
+@pytest.mark.parametrize("found", [START, at(56, 6)])
 def test_a_lost_or_restored_row_is_refused_with_a_remedy(found: RuntimeCheckpoint) -> None:
     with pytest.raises(FixConfiguration, match="restored from a backup") as raised:
-        agreed_checkpoint(RuntimeCheckpoint(57, None, 7), found)
+        agreed(at(57, 7), found)
     assert "new name" in raised.value.remedy
 
 
 def test_a_lost_recovery_log_is_refused() -> None:
     with pytest.raises(FixConfiguration, match="knows of no round"):
-        agreed_checkpoint(START, RuntimeCheckpoint(57, None, 7))
+        agreed(START, at(57, 7))
+
+
+@pytest.mark.parametrize("log", [START, at(3, 1)])
+def test_a_destination_at_a_tick_that_is_not_reached_here_is_refused(log: RuntimeCheckpoint) -> None:
+    with pytest.raises(FixConfiguration, match="which the state folder has not reached"):
+        agreed_checkpoint("m", log, at(57, log.round + 1), None)
+
+
+@pytest.mark.parametrize("log", [START, at(3, 1), at(57, 2)])
+def test_a_destination_at_a_tick_that_was_sealed_elsewhere_is_refused(log: RuntimeCheckpoint) -> None:
+    with pytest.raises(FixConfiguration, match="another one than that tick"):
+        agreed_checkpoint("m", log, at(57, 2, "theirs"), at(57, 0))
+
+
+def test_what_an_earlier_version_has_delivered_is_taken_as_ours() -> None:
+    assert agreed(START, at(57, 1, None)).seal is None

@@ -293,6 +293,44 @@ def test_while_a_look_is_under_way_the_log_is_not_filled(tmp_path: Path, monkeyp
     assert feed.captured
     may_end.set()
     awaited(feed, lambda: feed.log_is_filled)
+
+
+# --- before the start, and beside another run
+
+
+def names_ahead(project: Project) -> list[list[str]]:
+    return [[column.name for column in table.columns] for (table,) in source(project, is_live=True).tables_ahead()]
+
+
+def test_before_the_start_tables_are_what_is_declared_or_what_the_log_and_the_files_tell(tmp_path: Path) -> None:
+    assert names_ahead(project_of(tmp_path, DECLARED)) == [["id", "made", "quantity", "price"]]
+    project = project_of(tmp_path)
+    write(project, {"key": key_of("id", id=1), "value": wrapped([field("id")], {"id": 1})})
+    assert names_ahead(project) == []
+    found(project)
+    (tmp_path / "events" / "1.jsonl").rename(tmp_path / "events" / "0.jsonl")
+    write(project, {"key": key_of("id", id=2), "value": wrapped([field("id"), field("note", "string")], {"id": 2})})
+    assert names_ahead(project) == [["id"], ["id", "note"]]
+    assert LogReader(project.state / "log").ends() == {(TOPIC, 0): 1}
+
+
+def test_a_pattern_that_no_file_matches_is_refused_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(FixConfiguration, match="no file matches"):
+        source(project_of(tmp_path, DECLARED), is_live=True).look()
+
+
+def test_a_feed_waits_for_the_log_and_says_so_until_the_other_run_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "LOCK_WAIT_SECONDS", 0.05)
+    project = project_of(tmp_path)
+    write(project, {"key": key_of("id", id=1), "value": wrapped([field("id")], {"id": 1})})
+    with LogWriter(project.state / "log"):
+        feed = started(project)
+        awaited(feed, lambda: "another process writes to the log" in (feed.trouble or ""))
+        assert not feed.tables_are_known
+    awaited(feed, lambda: feed.tables_are_known)
+    assert feed.trouble is None
     feed.stop()
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from tidegate.capture.engine import CaptureSettings, connector_properties
+from tidegate.capture.log import LogWriter
 from tidegate.capture.server_check import check_server, with_absolute_files
-from tidegate.capture.supervisor import Backoff
+from tidegate.capture.supervisor import Backoff, Capture
 from tidegate.errors import FixConfiguration
 
 
@@ -20,6 +22,26 @@ def test_each_early_death_doubles_the_delay_up_to_half_a_minute() -> None:
 def test_after_a_steady_while_the_delay_begins_anew() -> None:
     backoff = Backoff()
     assert [backoff.after(lived) for lived in (3, 3, 3, 61, 3)] == [0.5, 1, 2, 0.5, 1]
+
+
+def test_an_engine_waits_for_the_log_and_says_so_until_the_other_run_lets_go(tmp_path: Path) -> None:
+    nowhere = "host=127.0.0.1 port=1 user=me dbname=shop"
+    capture = Capture(CaptureSettings(nowhere, ("orders",), "shop", 1, tmp_path, "slot", "publication"))
+
+    def await_trouble(text: str) -> None:
+        deadline = time.monotonic() + 30
+        while text not in (capture.trouble or ""):
+            capture.check()
+            assert time.monotonic() < deadline, capture.trouble
+            time.sleep(0.02)
+
+    with LogWriter(capture.settings.log_root):
+        capture.begin()
+        waiting = capture.pid
+        await_trouble("another process writes to the log")
+        assert capture.pid == waiting
+    await_trouble("Postgres at 127.0.0.1:1 cannot be reached")
+    capture.stop()
 
 
 def properties(**server: str) -> dict[str, str]:

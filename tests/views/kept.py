@@ -74,9 +74,8 @@ class Kept:
         work = self.flows.work(sealed)
         jobs = Jobs(self.spark.sparkContext, self.partitions)
         loads = [list(updates.items())]
-        found = jobs.run(
-            loads, partial(fed, work), through=partial(self.flows.chain, Derivation(work.layout, sealed, (), (), work))
-        )
+        chain = partial(self.flows.chain, Derivation(work.layout, sealed, (), (), work))
+        found = jobs.run_through(loads, [partial(fed, work)], chain)
         assert all(isinstance(one, Written) for _, one in found), found
 
     def _updates(self, table: str, old: Row | None, new: Row | None) -> Iterator[history.Update]:
@@ -94,7 +93,7 @@ class Kept:
         paths = [str(path) for path in sorted(history.folder_of(self.state, view).glob("*.parquet"))]
         return sorted(
             comparable(json.loads(cell, parse_float=Decimal))
-            for cell in history.current_rows(paths, self.tick).values()
+            for cell in history.current_rows(view, paths, self.tick).values()
         )
 
     def expected(self, view: str) -> list[str]:

@@ -28,11 +28,11 @@ from tidegate.capture.engine import (
     connector_properties,
     has_whole_snapshot,
 )
-from tidegate.capture.log import LogWriter
+from tidegate.capture.log import LogInUse, LogWriter
 from tidegate.capture.server_check import conninfo_parts, free_slot, server_parts
 from tidegate.errors import DefinitelyNotDone, FixConfiguration, TidegateError
 
-LOCK_SECONDS = 60.0  # a run that is fenced off ends its tick before it lets go
+LOCK_SECONDS = 5.0  # so long nobody is told that the log is in use
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -136,7 +136,7 @@ class EngineProcess:
         os._exit(0)
 
     def _capture(self) -> NoReturn:
-        writer = LogWriter(self._settings.log_root, wait_seconds=LOCK_SECONDS)  # the former child is dead from here on
+        writer = self._writer()  # the former child is dead from here on
         free_slot(self._settings)
         begin_from_kept_offsets(self._settings)
         server = server_parts(self._settings.dsn)
@@ -148,6 +148,14 @@ class EngineProcess:
         engine = _build_engine(connector_properties(self._settings, server), self._consumer(batches), failure)
         engine.run()
         raise self._engine_error("; ".join(failure) or "the engine ended by itself")
+
+    def _writer(self) -> LogWriter:
+        """Waits for the log as long as it takes: a run that is fenced off ends its tick before it lets go."""
+        while True:
+            try:
+                return LogWriter(self._settings.log_root, wait_seconds=LOCK_SECONDS)
+            except LogInUse as error:
+                self.tell(Status("waiting", error.message, error.remedy))
 
     def _engine_error(self, cause: str) -> TidegateError:
         shown = cause.replace(self._secret, "***") if self._secret else cause

@@ -82,12 +82,17 @@ class FilesImport:
 
     def look(self, writer: LogWriter) -> ImportResult:
         """Appends what has come since the last look; ends early, between two blocks, if it is to stop."""
+        paths = self.paths()
+        return ImportResult(len(paths), sum(self._look_at(Path(path), writer) for path in paths))
+
+    def paths(self) -> list[str]:
+        """The files that there are; refuses a pattern that no file matches."""
         paths = sorted(glob.glob(self.pattern, recursive=True))  # noqa: PTH207 (a Path's glob takes no absolute pattern)
         if not paths:
             raise FixConfiguration(
                 f'no file matches "{self.pattern}"', remedy="Correct the path; * and ** match names."
             )
-        return ImportResult(len(paths), sum(self._look_at(Path(path), writer) for path in paths))
+        return paths
 
     def _look_at(self, path: Path, writer: LogWriter) -> int:
         facts = path.stat()

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tidegate import crash_points
 from tidegate.capture.murmur2 import partitions_for
-from tidegate.errors import BadRecord, DefinitelyNotDone, Fenced, FixConfiguration, MaybeDone
+from tidegate.errors import BadRecord, DefinitelyNotDone, FixConfiguration, MaybeDone
 
 Record = tuple[bytes | None, bytes | None]
 TopicPartition = tuple[str, int]
@@ -86,6 +86,10 @@ class _Frame:
     @property
     def ends_at(self) -> int:
         return self.payload_at + self.payload_bytes
+
+
+class LogInUse(DefinitelyNotDone):
+    """Another process writes to the log; which of the two has to end is for the catalog to say."""
 
 
 class LogWriter:
@@ -293,9 +297,9 @@ def _take_lock(path: Path, wait_seconds: float) -> int:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 os.close(lock)
-                raise Fenced(
+                raise LogInUse(
                     f"another process writes to the log {path.parent}",
-                    remedy="Stop the other capture or import first, or wait until it is done.",
+                    remedy="Wait until it is done: a run that is fenced off ends its tick first. Or stop it.",
                 ) from None
             time.sleep(0.02)
 

@@ -18,7 +18,7 @@ from tidegate.capture.engine import MESSAGE_PREFIX, CaptureSettings, has_whole_s
 from tidegate.capture.engine_process import Status
 from tidegate.capture.log import LogReader
 from tidegate.capture.server_check import ServerFacts, check_server, connected, drop_slot, with_absolute_files
-from tidegate.errors import DefinitelyNotDone, Fenced, FixConfiguration
+from tidegate.errors import DefinitelyNotDone, FixConfiguration
 
 _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 30.0
@@ -54,7 +54,8 @@ class Backoff:
 class Capture:
     """Follows one server's transactions into the log, in a process of its own.
 
-    `trouble` says why it does not get on, from the process's end until another one has made a batch durable.
+    `trouble` says why it does not get on, from the process's end, or from when it waits for the log, until a batch has
+    become durable.
     """
 
     def __init__(self, settings: CaptureSettings) -> None:
@@ -72,19 +73,27 @@ class Capture:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def start(self) -> ServerFacts:
-        """Checks the server, then starts the engine's process; refuses what cannot be captured."""
-        known = is_known(self.settings)
+    def check_server(self) -> ServerFacts:
+        """Refuses what cannot be captured; changes nothing."""
         settings = self.settings
-        facts = check_server(settings.dsn, settings.tables, settings.slot, settings.publication, known=known)
-        remember(settings)
-        self._spawn()
+        known = is_known(settings)
+        return check_server(settings.dsn, settings.tables, settings.slot, settings.publication, known=known)
+
+    def start(self) -> ServerFacts:
+        """Checks the server, then begins."""
+        facts = self.check_server()
+        self.begin()
         return facts
+
+    def begin(self) -> None:
+        """Starts the engine's process, on a server that was checked."""
+        remember(self.settings)
+        self._spawn()
 
     def check(self) -> None:
         """Raises what needs a human; a process that died of anything else is started again after a while."""
         if self._process is None or self._process.poll() is None:
-            self.trouble = None if self.status.works else self.trouble
+            self.trouble = None if self.status.works else self._waiting_for or self.trouble
             return
         assert self._hearing is not None
         self._hearing.join(1.0)
@@ -93,7 +102,7 @@ class Capture:
         if self._next_start_at == 0.0:
             self._next_start_at = now + self._backoff.after(now - self._started_at)
             self.status = _waiting(self.status, self._process.returncode)
-            self.trouble = f"{self.status.cause}\n  remedy: {self.status.remedy}"
+            self.trouble = self._waiting_for
         if now >= self._next_start_at:
             self._spawn()
 
@@ -145,6 +154,11 @@ class Capture:
             quoted = self.settings.publication.replace('"', '""')
             connection.execute(f'DROP PUBLICATION IF EXISTS "{quoted}"'.encode())
 
+    @property
+    def _waiting_for(self) -> str | None:
+        status = self.status
+        return f"{status.cause}\n  remedy: {status.remedy}" if status.state == "waiting" else None
+
     def __enter__(self) -> Capture:
         self.start()
         return self
@@ -186,9 +200,8 @@ class Capture:
 
     def _raise_what_needs_a_human(self) -> None:
         status = self.status
-        for kind in (FixConfiguration, Fenced):
-            if status.state == "failed" and status.exit_code == kind.exit_code:
-                raise kind(status.cause, remedy=status.remedy)
+        if status.state == "failed" and status.exit_code == FixConfiguration.exit_code:
+            raise FixConfiguration(status.cause, remedy=status.remedy)
 
 
 def _waiting(last: Status, code: int) -> Status:

@@ -71,7 +71,7 @@ class Catalog(RecoveryLog, Protocol):
         """Where reading goes on after the newest binding."""
 
     def seal(self, seal: Seal) -> None:
-        """Seals the tick after the last sealed one."""
+        """Seals the tick after the last sealed one, with a mark that no seal of another catalog or copy has."""
 
     def last_seal(self) -> Seal | None: ...
 

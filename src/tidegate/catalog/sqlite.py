@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tidegate.protocol.patch import apply_updates
 from tidegate.protocol.session import Recovered
 from tidegate.timeline.binding import Binding, LogPartition, OffsetRange, Tick
 
-FORMAT = 1
+FORMAT = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owner (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -29,7 +30,8 @@ CREATE TABLE IF NOT EXISTS bindings (tick INTEGER PRIMARY KEY, ranges TEXT NOT N
 CREATE TABLE IF NOT EXISTS positions (topic TEXT, partition INTEGER, next INTEGER NOT NULL,
   PRIMARY KEY (topic, partition));
 CREATE TABLE IF NOT EXISTS seals (tick INTEGER PRIMARY KEY, next_position INTEGER NOT NULL, last_lsn INTEGER NOT NULL,
-  last_snapshot TEXT, source_position TEXT, commit_ms INTEGER, needed_since INTEGER, transactions BLOB NOT NULL);
+  last_snapshot TEXT, source_position TEXT, commit_ms INTEGER, needed_since INTEGER, transactions BLOB NOT NULL,
+  mark TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS frontier (one INTEGER PRIMARY KEY CHECK (one = 1), derived INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, collection TEXT NOT NULL, first INTEGER NOT NULL,
   last INTEGER NOT NULL, rows INTEGER NOT NULL, size_bytes INTEGER NOT NULL, merges INTEGER NOT NULL);
@@ -42,15 +44,23 @@ CREATE TABLE IF NOT EXISTS driver_states (materialization TEXT PRIMARY KEY, stat
 INSERT OR IGNORE INTO owner VALUES (1, 0);
 INSERT OR IGNORE INTO frontier VALUES (1, -1);
 """
+_FROM_FORMAT_1 = """
+ALTER TABLE seals ADD COLUMN mark TEXT NOT NULL DEFAULT '';
+UPDATE seals SET mark = lower(hex(randomblob(8)));
+"""
 _SEAL = "tick, next_position, last_lsn, last_snapshot, source_position, commit_ms, needed_since, transactions"
 _FILE = "collection, path, first, last, rows, size_bytes, merges"
+
+
+def _chance() -> str:
+    return secrets.token_hex(8)
 
 
 class SqliteCatalog:
     """One connection, used by one thread at a time; every write checks that its owner is still the newest."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, new_mark: Callable[[], str] = _chance) -> None:
+        self._path, self._new_mark = path, new_mark
         self._lock = threading.RLock()
         self._epoch: int | None = None
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,12 +78,15 @@ class SqliteCatalog:
                 remedy="Install that version again, or use another state folder.",
             )
         if found < FORMAT:
-            self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA};PRAGMA user_version={FORMAT};COMMIT;")
+            steps = _FROM_FORMAT_1 if found else _SCHEMA
+            self._connection.executescript(f"BEGIN IMMEDIATE;{steps};PRAGMA user_version={FORMAT};COMMIT;")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except sqlite3.IntegrityError:
+            raise  # what is written twice is a bug of ours, not the disk's
         except sqlite3.Error as error:
             raise DefinitelyNotDone(
                 f"the catalog {self._path} cannot be used: {error}",
@@ -155,7 +168,8 @@ class SqliteCatalog:
         with self._write() as connection:
             last = connection.execute("SELECT max(tick) FROM seals").fetchone()[0]
             assert seal.tick == (0 if last is None else last + 1), (seal.tick, last)
-            connection.execute(f"INSERT INTO seals ({_SEAL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", _seal_values(seal))
+            values = (*_seal_values(seal), self._new_mark())
+            connection.execute(f"INSERT INTO seals ({_SEAL}, mark) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
     def last_seal(self) -> Seal | None:
         found = self._rows(f"SELECT {_SEAL} FROM seals ORDER BY tick DESC LIMIT 1")
@@ -270,6 +284,13 @@ class SqliteCatalog:
     def checkpoint(self, materialization: str) -> RuntimeCheckpoint:
         rows = self._fence_rows(self._connection, materialization)
         return min((row.checkpoint for row in rows), key=lambda one: one.tick, default=START)
+
+    def checkpoint_at(self, tick: int) -> RuntimeCheckpoint | None:
+        if tick <= START.tick:
+            return START
+        query = "SELECT source_position, mark FROM seals, frontier WHERE tick = ? AND tick <= derived"
+        found = self._rows(query, tick)
+        return RuntimeCheckpoint(tick, found[0][0], seal=found[0][1]) if found else None
 
     def close(self) -> None:
         with self._lock:

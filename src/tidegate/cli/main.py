@@ -204,8 +204,7 @@ def verify(project: ProjectOption = Path(), as_json: JsonOption = False) -> None
     if as_json:
         print_json([{**vars(one), "equal": one.equal} for one in verdicts])
     for one in () if as_json else verdicts:
-        said = "equal" if one.equal else f"{one.differences} of {one.rows} rows differ"
-        sys.stdout.write(f"{one.materialization}: {said} (tick {one.tick}, {one.rows} rows)\n")
+        sys.stdout.write(f"{one.materialization}: {one.said}\n")
         for example in one.examples:
             sys.stdout.write(f"  {example.key}\n    expected {example.expected}\n    found    {example.found}\n")
     raise typer.Exit(0 if all(one.equal for one in verdicts) else DIFFERENT)

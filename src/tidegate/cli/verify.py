@@ -30,7 +30,7 @@ def verify_project(folder: Path) -> list[Verdict]:
                 spark,
                 catalog,
                 views[settings.view],
-                defined.by_name,
+                defined,
                 specification(project, settings, views[settings.view]),
                 settings.to,
             )

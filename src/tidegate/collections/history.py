@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.errors import DefinitelyNotDone, FixConfiguration
@@ -24,6 +25,11 @@ SCHEMA = pa.schema(
         pa.field("row", pa.string(), nullable=False),
     ]
 )
+BATCH_BYTES = 64 << 20  # so much is unpacked at once
+_BATCH_ROWS = 65_536
+_ROW_BYTES = 256  # what Python needs for a row beside its text
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_FROM_BACKUP = "Restore it from a backup of the state folder; without it, start with a new state folder."
 
 
 class Update(NamedTuple):
@@ -65,7 +71,11 @@ def write(path: Path, table: pa.Table) -> None:
     try:
         with draft.open("wb") as file:
             pq.write_table(
-                table, file, compression="zstd", compression_level=1, use_dictionary=["_tick", "_position", "_diff"]
+                table.cast(SCHEMA),
+                file,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=["_tick", "_position", "_diff"],
             )
             file.flush()
             os.fsync(file.fileno())
@@ -94,32 +104,48 @@ def not_written(path: Path, error: OSError) -> DefinitelyNotDone:
     )
 
 
-def read(
-    paths: Sequence[str],
-    after: int,
-    upto: int,
-    columns: Sequence[str] | None = None,
-    keys: Collection[KeyBytes] | None = None,
-) -> pa.Table:
+def unbounded(table: pa.Table) -> pa.Table:
+    """The same with offsets of 64 bits: else whatever joins arrays (to sort them, say) ends at 2 GiB of text."""
+    fields = [field.with_type(_LARGE.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def read(paths: Sequence[str], after: int, upto: int) -> pa.Table:
     """The updates of the ticks after `after` up to `upto`, oldest first; within a tick and key -1 before +1."""
-    tables = [_read_file(path, columns, keys) for path in paths]
-    table = pa.concat_tables(tables) if tables else SCHEMA.empty_table()
-    ticks = table["_tick"]
-    table = table.filter(pa.compute.and_(pa.compute.greater(ticks, after), pa.compute.less_equal(ticks, upto)))
+    tables = [table for path in paths for table in batches(path, after, upto)]
+    table = pa.concat_tables(tables) if tables else unbounded(SCHEMA.empty_table())
     return table.sort_by(
         [("_tick", "ascending"), ("_position", "ascending"), ("_key", "ascending"), ("_diff", "ascending")]
     )
 
 
-def _read_file(path: str, columns: Sequence[str] | None, keys: Collection[KeyBytes] | None) -> pa.Table:
-    wanted = None if keys is None else pa.compute.field("_key").isin(pa.array(keys, pa.binary()))
+def batches(path: str, after: int, upto: int, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.Table]:
+    """A file's updates of these ticks as they lie there, about so many bytes at a time."""
     try:
-        return pq.read_table(path, columns=list(columns) if columns else None, partitioning=None, filters=wanted)
+        with pq.ParquetFile(path) as file:
+            rows = max(1, file.metadata.num_rows * batch_bytes // max(1, _unpacked_bytes(file.metadata)))
+            for batch in file.iter_batches(min(rows, _BATCH_ROWS)):
+                table = unbounded(pa.Table.from_batches([batch]))
+                ticks = table["_tick"]
+                yield table.filter(pc.and_(pc.greater(ticks, after), pc.less_equal(ticks, upto)))
     except (OSError, pa.ArrowInvalid) as error:
-        raise FixConfiguration(
-            f"the history file {path} cannot be read: {error}",
-            remedy="Restore it from a backup of the state folder; without it, start with a new state folder.",
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def unpacked_bytes(path: str) -> int:
+    """How much a file holds when it is unpacked."""
+    try:
+        return _unpacked_bytes(pq.read_metadata(path))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unpacked_bytes(metadata: Any) -> int:
+    return sum(metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
+
+
+def _unreadable(path: str, error: Exception) -> FixConfiguration:
+    return FixConfiguration(f"the history file {path} cannot be read: {error}", remedy=_FROM_BACKUP)
 
 
 def updates(table: pa.Table) -> Iterator[tuple[int, Update]]:
@@ -129,19 +155,71 @@ def updates(table: pa.Table) -> Iterator[tuple[int, Update]]:
         table["_key"].to_pylist(),
         table["_position"].to_pylist(),
         table["_diff"].to_pylist(),
-        table["row"].cast(pa.binary()).to_pylist(),
+        table["row"].cast(pa.large_binary()).to_pylist(),
         strict=True,
     )
     for tick, key, position, diff, cell in rows:
         yield tick, Update(key, position, diff, cell)
 
 
-def current_rows(paths: Sequence[str], upto: int, keys: Collection[KeyBytes] | None = None) -> dict[KeyBytes, Cell]:
+RowSum = tuple[KeyBytes, Cell, int]
+
+
+class RowSums:
+    """Adds up the diffs of each row, whatever the order of the ticks; a row that has come and gone takes no room."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[KeyBytes, Cell], int] = {}
+        self.size_bytes = 0
+
+    def add(self, rows: Iterable[RowSum]) -> None:
+        sums, size_bytes = self._sums, 0
+        for key, cell, diff in rows:
+            row = (key, cell)
+            before = sums.get(row, 0)
+            if before == -diff:
+                del sums[row]
+                size_bytes -= len(key) + len(cell) + _ROW_BYTES
+            else:
+                sums[row] = before + diff
+                size_bytes += 0 if before else len(key) + len(cell) + _ROW_BYTES
+        self.size_bytes += size_bytes
+
+    def add_updates(self, table: pa.Table) -> None:
+        """Adds updates that `batches` or `read` gave."""
+        columns = (table["_key"], table["row"].cast(pa.large_binary()), table["_diff"])
+        self.add(zip(*(column.to_pylist() for column in columns), strict=True))
+
+    def taken(self) -> Iterator[RowSum]:
+        """The sums so far, which are a part of all; starts anew."""
+        sums, self._sums, self.size_bytes = self._sums, {}, 0
+        return ((key, cell, diff) for (key, cell), diff in sums.items())
+
+    def current(self, collection: str) -> dict[KeyBytes, Cell]:
+        """The collection's rows, if all updates were added: each key has one, which has come once more than it went."""
+        rows: dict[KeyBytes, Cell] = {}
+        for (key, cell), diff in self._sums.items():
+            if diff != 1 or key in rows:
+                raise _contradicts_itself(collection, cell)
+            rows[key] = cell
+        return rows
+
+
+def current_rows(
+    collection: str, paths: Sequence[str], upto: int, keys: Collection[KeyBytes] | None = None
+) -> dict[KeyBytes, Cell]:
     """The collection's rows at a tick, or those with these keys."""
-    rows: dict[KeyBytes, Cell] = {}
-    for _, update in updates(read(paths, -1, upto, keys=keys)):
-        if update.diff > 0:
-            rows[update.key] = update.cell
-        elif rows.get(update.key) == update.cell:
-            del rows[update.key]
-    return rows
+    wanted = None if keys is None else pa.array(sorted(keys), pa.large_binary())
+    sums = RowSums()
+    for path in paths:
+        for table in batches(path, -1, upto):
+            sums.add_updates(table if wanted is None else table.filter(pc.is_in(table["_key"], wanted)))
+    return sums.current(collection)
+
+
+def _contradicts_itself(collection: str, cell: Cell) -> FixConfiguration:
+    return FixConfiguration(
+        f'the history of "{collection}" contradicts itself: a row left that was not there, or came where one was:'
+        f" {cell[:200].decode(errors='replace')}",
+        remedy=_FROM_BACKUP,
+    )

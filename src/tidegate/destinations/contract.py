@@ -34,6 +34,7 @@ __all__ = [
     "Answer",
     "Capabilities",
     "Destination",
+    "Nothing",
     "Pattern",
     "Row",
     "Snapshot",
@@ -77,6 +78,15 @@ class Snapshot(Protocol):
         """All rows of a binding, in no order, every value canonical."""
 
 
+class Nothing:
+    """What a reader sees of a materialization that has never been opened there."""
+
+    checkpoint: ClassVar[None] = None
+
+    def rows(self, binding: int = 0) -> Iterator[Row]:
+        return iter(())
+
+
 class Destination(Protocol):
     """One kind of outside system. It keeps nothing itself: the configuration comes with each message."""
 
@@ -95,6 +105,9 @@ class Destination(Protocol):
 
     def open(self, message: Open) -> Transactor:
         """Takes the fence of the key range."""
+
+    def places(self, materialization: MaterializationSpec) -> tuple[tuple[str, ...], ...]:
+        """Where the rows of each binding go; two that are equal are one and the same. Asks nobody."""
 
     def snapshot(self, materialization: MaterializationSpec) -> AbstractContextManager[Snapshot]:
         """Rows and checkpoint of one moment, for comparing."""

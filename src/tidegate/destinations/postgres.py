@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from tidegate.destinations.contract import Answer, Capabilities, Pattern, Row, read_config
+from tidegate.destinations.contract import Answer, Capabilities, Nothing, Pattern, Row, read_config
 from tidegate.destinations.sql_store import (
     LEAVE_OUT,
     Changes,
@@ -54,6 +54,7 @@ from tidegate.protocol.messages import (
     Store,
     Validate,
     Validated,
+    ValidatedBinding,
 )
 
 # Fewer stores go straight into the table, more of them by COPY through a temporary one.
@@ -119,9 +120,11 @@ class PostgresDestination:
         )
 
     def validate(self, message: Validate) -> Validated:
-        config, tables, _ = _plan(message.materialization)
+        config, tables, checkpoints = _plan(message.materialization)
         with _connected(config) as connection, _errors_of(connection, config, "look at the tables"):
-            return Validated(tuple(opinion(table, _found_columns(connection, table)) for table in tables))
+            known = _is_prepared(connection, checkpoints) and _is_known(connection, checkpoints)
+            ours = message.last is not None or known
+            return Validated(tuple(_opinion(connection, table, ours) for table in tables))
 
     def apply(self, message: Apply) -> Applied:
         config, tables, checkpoints = _plan(message.materialization)
@@ -129,8 +132,7 @@ class PostgresDestination:
             _lock(connection, "tidegate apply")
             _create_schema(connection, config.schema)
             connection.execute(checkpoints.create, ())
-            rows = connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchall()
-            ours = bool(rows) or message.last is not None
+            ours = message.last is not None or _is_known(connection, checkpoints)
             statements = [change for table in tables for change in _changes(connection, table, ours)]
             for statement in statements:
                 connection.execute(statement, ())
@@ -151,12 +153,20 @@ class PostgresDestination:
             raise
         return PostgresTransactor(connection, config, tables, checkpoints, plan.mine)
 
+    def places(self, materialization: MaterializationSpec) -> tuple[tuple[str, ...], ...]:
+        config, tables, _ = _plan(materialization)
+        _given(config)
+        return tuple((_place(config), *table.path) for table in tables)
+
     @contextmanager
-    def snapshot(self, materialization: MaterializationSpec) -> Iterator[PostgresSnapshot]:
+    def snapshot(self, materialization: MaterializationSpec) -> Iterator[PostgresSnapshot | Nothing]:
         config, tables, checkpoints = _plan(materialization)
         with _connected(config) as connection, _errors_of(connection, config, "read", deadline=False):
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # the reader sets the pace
+            if not (_is_prepared(connection, checkpoints) and _is_known(connection, checkpoints)):
+                yield Nothing()
+                return
             selected = connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchall()
             checkpoint = checkpoint_over(checkpoints.fence_rows(selected), ALL_KEYS)
             yield PostgresSnapshot(connection, tables, checkpoint)
@@ -272,10 +282,29 @@ def _plan(materialization: MaterializationSpec) -> tuple[PostgresConfig, tuple[T
     return config, tables_of(materialization, DIALECT, (config.schema,)), checkpoints
 
 
+def _is_prepared(connection: Connection, checkpoints: Checkpoints) -> bool:
+    """Whether any materialization has been applied here."""
+    name = checkpoints.name.replace("%%", "%")
+    return connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name,)).fetchone() == (True,)
+
+
+def _is_known(connection: Connection, checkpoints: Checkpoints) -> bool:
+    """Whether this materialization was opened here before: its table is then its own."""
+    return connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchone() is not None
+
+
+def _opinion(connection: Connection, table: Table, ours: bool) -> ValidatedBinding:
+    found = _found_columns(connection, table)
+    return opinion(table, found, ours=ours, has_rows=_has_rows(connection, table, found))
+
+
 def _changes(connection: Connection, table: Table, ours: bool) -> tuple[str, ...]:
     found = _found_columns(connection, table)
-    has_rows = bool(found) and connection.execute(table.has_rows, ()).fetchone() == (True,)
-    return changes(table, found, ours=ours, has_rows=has_rows)
+    return changes(table, found, ours=ours, has_rows=_has_rows(connection, table, found))
+
+
+def _has_rows(connection: Connection, table: Table, found: Sequence[FoundColumn]) -> bool:
+    return bool(found) and connection.execute(table.has_rows, ()).fetchone() == (True,)
 
 
 _COLUMNS = """
@@ -346,10 +375,21 @@ def _from_stage(table: Table, stage: str) -> tuple[str, ...]:
     )
 
 
+def _given(config: PostgresConfig) -> dict[str, Any]:
+    """What `dsn` says, part by part."""
+    try:
+        return conninfo_to_dict(config.dsn)
+    except psycopg.ProgrammingError:
+        raise FixConfiguration(
+            "`dsn` cannot be read",  # the driver's own message would quote it, password and all
+            remedy="Write it as postgresql://user:password@host:port/database.",
+        ) from None
+
+
 def _connect(config: PostgresConfig) -> Connection:
     """A connection on which every wait has an end, and whose commits survive a power failure."""
+    given = _given(config)
     try:
-        given = conninfo_to_dict(config.dsn)
         connection: Connection = psycopg.connect(
             config.dsn,
             autocommit=True,
@@ -357,11 +397,6 @@ def _connect(config: PostgresConfig) -> Connection:
             connect_timeout=given.get("connect_timeout", CONNECT_TIMEOUT_SECONDS),
             application_name=given.get("application_name", "tidegate"),
         )
-    except psycopg.ProgrammingError:
-        raise FixConfiguration(
-            "`dsn` cannot be read",  # the driver's own message would quote it, password and all
-            remedy="Write it as postgresql://user:password@host:port/database.",
-        ) from None
     except psycopg.Error as error:
         raise _unreachable(error, config) from None
     with _errors_of(connection, config, "open"):

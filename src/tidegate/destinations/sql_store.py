@@ -214,9 +214,12 @@ def _table(
     return Table(binding, (*schema, name), dialect)
 
 
-def opinion(table: Table, found: Sequence[FoundColumn]) -> ValidatedBinding:
-    """What this destination would do with each field of a binding."""
-    wrong = mismatches(table, found) if found else {}
+def opinion(table: Table, found: Sequence[FoundColumn], *, ours: bool, has_rows: bool) -> ValidatedBinding:
+    """What this destination would do with each field of a binding; refuses what is wrong with the table itself."""
+    wrong = mismatches(table, found, ours=ours) if found else {}
+    fields = {field.name for field in table.binding.fields}
+    require_fit(table, {name: reason for name, reason in wrong.items() if name not in fields})
+    require_own_rows(table, ours=ours, has_rows=has_rows and not wrong)
     keys = {field.name for field in table.binding.key}
     constraints = {
         field.name: Constraint("incompatible", wrong[field.name])
@@ -227,7 +230,7 @@ def opinion(table: Table, found: Sequence[FoundColumn]) -> ValidatedBinding:
     return ValidatedBinding(constraints, table.path, delta_updates=False)
 
 
-def mismatches(table: Table, found: Sequence[FoundColumn]) -> dict[str, str]:
+def mismatches(table: Table, found: Sequence[FoundColumn], *, ours: bool) -> dict[str, str]:
     """Why a table that exists cannot take the binding, by column."""
     wrong = {
         column.name: f"is {column.sql_type}, but the view needs {table.columns[column.name]}"
@@ -240,17 +243,13 @@ def mismatches(table: Table, found: Sequence[FoundColumn]) -> dict[str, str]:
         if column.in_key != (column.name in table.key):
             wrong[column.name] = f"belongs to another primary key than ({table.key_list})"
     names = {column.name for column in found}
-    return wrong | {name: "is missing, and belongs to the primary key" for name in table.key if name not in names}
+    wrong |= {name: "is missing, and belongs to the primary key" for name in table.key if name not in names}
+    foreign = () if ours else (name for name in table.columns if name not in names)
+    return wrong | dict.fromkeys(foreign, "is missing in a table that Tidegate did not create")
 
 
-def changes(table: Table, found: Sequence[FoundColumn], *, ours: bool, has_rows: bool) -> tuple[str, ...]:
-    """The statements that make the table fit; refuses one that is somebody else's or has changed its types."""
-    if not found:
-        return (table.create,)
-    missing = [name for name in table.columns if name not in {column.name for column in found}]
-    wrong = mismatches(table, found)
-    if not ours:
-        wrong |= dict.fromkeys(missing, "is missing in a table that Tidegate did not create")
+def require_fit(table: Table, wrong: dict[str, str]) -> None:
+    """Refuses a table with such columns."""
     if wrong:
         told = "; ".join(f'column "{name}" {reason}' for name, reason in wrong.items())
         raise FixConfiguration(
@@ -258,13 +257,26 @@ def changes(table: Table, found: Sequence[FoundColumn], *, ours: bool, has_rows:
             remedy="Name another `table` and give the materialization a new name, which builds it anew; "
             "or alter the table there.",
         )
+
+
+def require_own_rows(table: Table, *, ours: bool, has_rows: bool) -> None:
+    """Refuses a table that somebody else has filled."""
     if has_rows and not ours:
         raise FixConfiguration(
             f"table {table.name} has rows, but {CHECKPOINTS} knows nothing of the materialization that should own it",
             remedy=f"Restore the row in {CHECKPOINTS} from a backup; "
             "or empty the table and give the materialization a new name, which builds it anew.",
         )
-    return tuple(table.add_column(name) for name in missing)
+
+
+def changes(table: Table, found: Sequence[FoundColumn], *, ours: bool, has_rows: bool) -> tuple[str, ...]:
+    """The statements that make the table fit; refuses one that is somebody else's or has changed its types."""
+    if not found:
+        return (table.create,)
+    require_fit(table, mismatches(table, found, ours=ours))
+    require_own_rows(table, ours=ours, has_rows=has_rows)
+    names = {column.name for column in found}
+    return tuple(table.add_column(name) for name in table.columns if name not in names)
 
 
 class Checkpoints:

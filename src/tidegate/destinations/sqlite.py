@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tidegate.destinations.contract import Answer, Capabilities, Pattern, Row, read_config
+from tidegate.destinations.contract import Answer, Capabilities, Nothing, Pattern, Row, read_config
 from tidegate.destinations.sql_store import (
+    CHECKPOINTS,
     LEAVE_OUT,
     Checkpoints,
     Dialect,
@@ -50,6 +51,7 @@ from tidegate.protocol.messages import (
     Store,
     Validate,
     Validated,
+    ValidatedBinding,
 )
 
 # A round up to this size holds the database's one write lock only while it commits.
@@ -108,18 +110,19 @@ class SqliteDestination:
         )
 
     def validate(self, message: Validate) -> Validated:
-        config, tables, _ = _plan(message.materialization)
+        config, tables, checkpoints = _plan(message.materialization)
         if not Path(config.path).exists():
-            return Validated(tuple(opinion(table, ()) for table in tables))
-        with _connected(config) as connection:
-            return Validated(tuple(opinion(table, _found_columns(connection, table)) for table in tables))
+            _require_folder(config)
+            return Validated(tuple(opinion(table, (), ours=True, has_rows=False) for table in tables))
+        with _connected(config) as connection, _errors_of(config, "look at the tables"):
+            ours = message.last is not None or (_is_prepared(connection) and _is_known(connection, checkpoints))
+            return Validated(tuple(_opinion(connection, table, ours) for table in tables))
 
     def apply(self, message: Apply) -> Applied:
         config, tables, checkpoints = _plan(message.materialization)
         with _connected(config) as connection, _transaction(connection, config, "apply"):
             connection.execute(checkpoints.create)
-            rows = connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchall()
-            ours = bool(rows) or message.last is not None
+            ours = message.last is not None or _is_known(connection, checkpoints)
             statements = [change for table in tables for change in _changes(connection, table, ours)]
             for statement in statements:
                 connection.execute(statement)
@@ -138,11 +141,21 @@ class SqliteDestination:
             raise
         return SqliteTransactor(connection, config, tables, checkpoints, plan.mine)
 
+    def places(self, materialization: MaterializationSpec) -> tuple[tuple[str, ...], ...]:
+        config, tables, _ = _plan(materialization)
+        return tuple((str(Path(config.path).resolve()), table.path[-1].lower()) for table in tables)
+
     @contextmanager
-    def snapshot(self, materialization: MaterializationSpec) -> Iterator[SqliteSnapshot]:
+    def snapshot(self, materialization: MaterializationSpec) -> Iterator[SqliteSnapshot | Nothing]:
         config, tables, checkpoints = _plan(materialization)
+        if not Path(config.path).exists():
+            yield Nothing()
+            return
         with _connected(config, "rw") as connection, _errors_of(config, "read"):
             connection.execute("BEGIN")
+            if not (_is_prepared(connection) and _is_known(connection, checkpoints)):
+                yield Nothing()
+                return
             selected = connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchall()
             checkpoint = checkpoint_over(checkpoints.fence_rows(selected), ALL_KEYS)
             yield SqliteSnapshot(connection, tables, checkpoint)
@@ -236,10 +249,29 @@ def _plan(materialization: MaterializationSpec) -> tuple[SqliteConfig, tuple[Tab
     return config, tables_of(materialization, DIALECT), checkpoints
 
 
+def _is_prepared(connection: sqlite3.Connection) -> bool:
+    """Whether any materialization has been applied here."""
+    query = "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)"
+    return bool(connection.execute(query, (CHECKPOINTS,)).fetchone() == (1,))
+
+
+def _is_known(connection: sqlite3.Connection, checkpoints: Checkpoints) -> bool:
+    """Whether this materialization was opened here before: its table is then its own."""
+    return connection.execute(checkpoints.select, (checkpoints.materialization,)).fetchone() is not None
+
+
+def _opinion(connection: sqlite3.Connection, table: Table, ours: bool) -> ValidatedBinding:
+    found = _found_columns(connection, table)
+    return opinion(table, found, ours=ours, has_rows=_has_rows(connection, table, found))
+
+
 def _changes(connection: sqlite3.Connection, table: Table, ours: bool) -> tuple[str, ...]:
     found = _found_columns(connection, table)
-    has_rows = bool(found) and connection.execute(table.has_rows).fetchone() == (1,)
-    return changes(table, found, ours=ours, has_rows=has_rows)
+    return changes(table, found, ours=ours, has_rows=_has_rows(connection, table, found))
+
+
+def _has_rows(connection: sqlite3.Connection, table: Table, found: Sequence[FoundColumn]) -> bool:
+    return bool(found) and connection.execute(table.has_rows).fetchone() == (1,)
 
 
 def _found_columns(connection: sqlite3.Connection, table: Table) -> list[FoundColumn]:
@@ -248,6 +280,13 @@ def _found_columns(connection: sqlite3.Connection, table: Table) -> list[FoundCo
         (table.path[-1],),
     )
     return [FoundColumn(name, kind, bool(required), bool(key)) for name, kind, required, key in selected]
+
+
+def _require_folder(config: SqliteConfig) -> None:
+    if not Path(config.path).parent.is_dir():
+        raise FixConfiguration(
+            f'SQLite cannot open in "{config.path}": there is no such folder', remedy=_FIX[sqlite3.SQLITE_CANTOPEN]
+        )
 
 
 def _connect(config: SqliteConfig, mode: str = "rwc") -> sqlite3.Connection:

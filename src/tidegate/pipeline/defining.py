@@ -34,6 +34,10 @@ class Defined:
     def by_name(self) -> dict[str, TableSchema]:
         return {table.name: table for table in self.tables}
 
+    def before(self, view: View) -> tuple[View, ...]:
+        """The views that it may read."""
+        return self.views[: self.views.index(view)]
+
     @property
     def first_shape(self) -> list[ViewDefinition]:
         return [view for view in self.views if isinstance(view, ViewDefinition)]
@@ -45,10 +49,22 @@ class Defined:
 
 def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
     """Checks every view; refuses what cannot be kept."""
+    _require_own_names(project.views, tables)
     defining = _Defining({table.name: table for table in tables}, spark)
     for view in in_order(project.views):
         defining.add(view)
     return Defined(tuple(tables), tuple(defining.views), defining.catalyst)
+
+
+def _require_own_names(views: Sequence[ViewFile], tables: Sequence[TableSchema]) -> None:
+    """Tables and views share their names' folders and rows of the catalog, and some disks know no upper case."""
+    taken = {table.name.lower(): table.name for table in tables}
+    for view in views:
+        if view.name.lower() in taken:
+            raise FixConfiguration(
+                f'{view.path}: there is a table "{taken[view.name.lower()]}" already',
+                remedy="Save it under another name: a view is called as its file is.",
+            )
 
 
 def in_order(views: Sequence[ViewFile]) -> list[ViewFile]:
@@ -104,7 +120,17 @@ class _Defining:
                 if any(word in refusal.message for word in ("there is no", "syntax error", "is ambiguous")):
                     raise refusal from None  # it knows the nearest name
                 raise
+            self._require_transactions(text, flow)
             return flow, flow.level
+
+    def _require_transactions(self, text: SourceText, flow: FlowView) -> None:
+        """What a view gives a tick at a time cannot be taken apart into transactions again."""
+        plain = {view.name for view in self.views if not view.transactionally}
+        for name in (name for name in flow.reads if flow.transactionally and name in plain):
+            text.refuse(
+                f'TRANSACTIONALLY, but the view "{name}" that it reads is not',
+                f"Write SELECT TRANSACTIONALLY in {name} as well, or a plain SELECT here.",
+            )
 
     def _analyzer(self) -> Catalyst:
         if self.catalyst is None:

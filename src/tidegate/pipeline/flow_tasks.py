@@ -1,8 +1,8 @@
 """What runs in Spark's Python workers for dataflows: rows leave a producer, stages fold what came.
 
 Elements travel as pairs: (partition, (name, blob)) for a stage's input, (None, (edge, lines)) for rows that Spark
-has to evaluate first, (partition, Written) for what is done. What a stage sends is in a file before its arrangement commits the
-tick, so that a repeated task sends the same again.
+has to evaluate first, (partition, Written) for what is done. What a stage sends is in a file before its arrangement
+commits the tick, so that a repeated task sends the same again.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ def run_level(work: FlowWork, level: int, pairs: Iterable[Pair]) -> Iterator[Pai
     }
     received: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
     for target, content in pairs:
-        name, _, place = content[0].rpartition(".") if not isinstance(content, Written) else ("", "", "")
-        if target is not None and name in mine:
-            received.setdefault((target, name), []).append((int(place), content[1]))
+        stage, _, place = ("", "", "") if target is None or isinstance(content, Written) else content[0].rpartition(".")
+        if target is not None and stage in mine:
+            received.setdefault((target, stage), []).append((int(place), content[1]))
         else:
             yield target, content
     for (partition, name), blobs in sorted(received.items(), key=itemgetter(0)):
@@ -343,7 +343,7 @@ def refill(work: FlowWork, loads: Iterable[Sequence[Source]]) -> Iterator[Pair]:
 
 
 def _rows_of(work: FlowWork, part: Source, files: Sequence[str]) -> Iterator[bytes]:
-    for key, row in history.current_rows(files, work.sealed.tick).items():
+    for key, row in history.current_rows(part.collection, files, work.sealed.tick).items():
         if key_hash(key) % work.layout.partitions == part.partition:
             yield row
 

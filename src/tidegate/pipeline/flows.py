@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import SparkSession
 
+_ANY = -1  # the level of whatever is no stage: tables, and views of any level
 _KERNEL = 1  # another number empties every stage: raise it when stages are laid out anew
 
 
@@ -38,14 +39,14 @@ class Flows:
     def work(self, sealed: Sealed, filling: Sequence[str] = (), emitting: bool = True) -> FlowWork:
         return replace(self._blank, sealed=sealed, filling=tuple(filling), emitting=emitting)
 
-    def chain(self, work: Derivation, pairs: RDD[Any]) -> RDD[Any]:
-        """All levels behind what the tables (or a refill) send."""
+    def chain(self, work: Derivation, pairs: RDD[Any], begun_at: int = 0) -> RDD[Any]:
+        """All levels behind what the tables send, or, in a refill, tables and views of any level."""
         assert work.flows is not None
         asked = list(flow_tasks.always(work.flows))
         if asked:
             pairs = pairs.union(pairs.context.parallelize(asked, 1))
         for level in range(1, self.levels + 1):
-            pairs = self._evaluated(work.flows, level - 1, pairs)
+            pairs = self._evaluated(work.flows, begun_at if level == 1 else level - 1, pairs)
             pairs = pairs.partitionBy(self._partitions, _same).mapPartitions(partial(fold_level, work, level))
         return pairs
 
@@ -97,7 +98,9 @@ class Flows:
         ]
         loads = balanced(parts, [1] * len(parts), jobs.parallelism)
         derivation = Derivation(self._layout, work.sealed, (), (), work)
-        found = jobs.run(loads, partial(flow_tasks.refill, work), through=partial(self.chain, derivation))
+        found = jobs.run_through(
+            loads, [partial(flow_tasks.refill, work)], partial(self.chain, derivation, begun_at=_ANY)
+        )
         return [written for _, written in found]
 
 
@@ -118,6 +121,8 @@ def _passes(spark: SparkSession, catalyst: Catalyst, work: FlowWork, views: Sequ
         for edge in view.flow.edges:
             for step, computed in view.evaluated(edge):
                 levels.setdefault(view.level_of(edge.producer), []).append(Evaluated(number, step, computed))
+                if not edge.producer.startswith("#"):
+                    levels.setdefault(_ANY, []).append(Evaluated(number, step, computed))
             number += 1
     assert number == sum(len(flow.edges) for flow in work.flows)
     return {level: Pass(spark, catalyst, parts) for level, parts in levels.items()}

@@ -53,6 +53,7 @@ def check_known(catalog: Catalog, log: LogReader, tables: Sequence[TableSchema],
     for view in views:
         _require_same_query(catalog.setting(f"view:{view.name}"), view)
     _require_used_all_the_time(catalog, tables, views)
+    _require_one_kind(catalog, tables, views)
 
 
 def remembered_tables(catalog: Catalog) -> tuple[TableSchema, ...]:
@@ -148,6 +149,17 @@ def _require_used_all_the_time(catalog: Catalog, tables: Sequence[TableSchema], 
             raise FixConfiguration(
                 f'{kind} "{name}" was taken out of the project and is put back: it lacks what happened in between',
                 remedy=f"{_INSTEAD[kind]}, or {_ANEW}.",
+            )
+
+
+def _require_one_kind(catalog: Catalog, tables: Sequence[TableSchema], views: Sequence[View]) -> None:
+    """A name's history is that of what had it first."""
+    named = [("view", one.name) for one in tables] + [("table", one.name) for one in views]
+    for former, name in named:
+        if catalog.setting(f"{former}:{name}") is not None:
+            raise FixConfiguration(
+                f'"{name}" was the name of a {former} when the state folder was begun',
+                remedy=f"Use another name, or {_ANEW}.",
             )
 
 

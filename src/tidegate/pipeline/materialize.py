@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,13 @@ def prepare(driver: Destination, spec: MaterializationSpec) -> None:
     driver.apply(Apply(spec, version="1"))
 
 
+def check_destination(project: Project, settings: MaterializationSettings, definition: View) -> Destination:
+    """The driver, once it is known that its destination can take the view; creates nothing."""
+    driver = destination(settings.to)
+    check_fields(driver, specification(project, settings, definition))
+    return driver
+
+
 def check_fields(driver: Destination, spec: MaterializationSpec) -> None:
     """Refuses a column that the destination cannot take; creates nothing."""
     answer = driver.validate(Validate(spec))
@@ -121,6 +128,19 @@ def check_fields(driver: Destination, spec: MaterializationSpec) -> None:
                     + (f": {constraint.reason}" if constraint and constraint.reason else ""),
                     remedy="Name another `table`, or alter the column there; or leave it out: write another view"
                     " without it, and deliver that to a table of its own.",
+                )
+
+
+def require_own_places(materializations: Iterable[tuple[Destination, MaterializationSpec]]) -> None:
+    """Refuses two that would write into one table: each would take the other's rows for its own."""
+    owners: dict[tuple[str, ...], str] = {}
+    for driver, spec in materializations:
+        for place in driver.places(spec):
+            owner = owners.setdefault((driver.name, *place), spec.name)
+            if owner != spec.name:
+                raise FixConfiguration(
+                    f'materializations "{owner}" and "{spec.name}" have the same table: {place[-1]} in {place[0]}',
+                    remedy="Give one of them another `table:`.",
                 )
 
 
@@ -139,7 +159,7 @@ class Materializer:
         self.spec = specification(project, settings, definition)
         self.trouble: TidegateError | None = None  # what keeps it from delivering just now
         self.failure: BaseException | None = None  # what has ended it
-        self._driver = destination(settings.to)
+        self.driver = destination(settings.to)
         self._documents, self._view = Documents(definition), definition.name
         self._catalog, self._delivered = catalog, delivered
         self._session: Session | None = None
@@ -156,8 +176,8 @@ class Materializer:
         self._thread.start()
 
     def _open(self) -> None:
-        prepare(self._driver, self.spec)
-        self._session = Session.open(self._driver.open, self.spec, self._catalog)
+        prepare(self.driver, self.spec)
+        self._session = Session.open(self.driver.open, self.spec, self._catalog)
         self.tick = self._session.checkpoint.tick if self._session.checkpoint else -1
 
     def wake(self) -> None:
@@ -209,7 +229,12 @@ class Materializer:
         if paths:
             found = list(stores(self._documents, paths, self.tick, upto))
             count = len(found)
-            self._session.run_round(found, RuntimeCheckpoint(upto))
+            self._session.run_round(found, self._checkpoint_at(upto))
         self.tick, self.trouble = upto, None
         self._delivered(Delivered(self.name, upto, count))
         return True
+
+    def _checkpoint_at(self, tick: int) -> RuntimeCheckpoint:
+        found = self._catalog.checkpoint_at(tick)
+        assert found is not None, tick  # it is derived
+        return found

@@ -10,39 +10,43 @@ from pathlib import Path
 from pyspark import SparkContext
 
 from tidegate.catalog.contract import Catalog, HistoryFile
-from tidegate.collections.history import folder_of
+from tidegate.collections import history
 from tidegate.crash_points import reach
 from tidegate.pipeline import tasks
 from tidegate.spark.jobs import Jobs
 
 FAN_IN = 32  # the files of so many ticks, merged equally often, become one
 LARGEST_BYTES = 256 << 20
+LARGEST_UNPACKED_BYTES = 512 << 20  # a merge holds and sorts all of it
 EVERY_TICKS = 16
 KEPT_SECONDS = 300.0  # so long a reader may go on with a list of files that it has taken before a merge
+UnpackedBytes = Callable[[HistoryFile], int]
 
 
-def next_merge(files: Sequence[HistoryFile], fan_in: int) -> list[HistoryFile]:
+def next_merge(files: Sequence[HistoryFile], unpacked: UnpackedBytes, fan_in: int) -> list[HistoryFile]:
     """The oldest files that were merged equally often, of whole ticks; none where there are too few."""
     ticks: dict[tuple[int, int], list[HistoryFile]] = {}
     for one in files:
         ticks.setdefault((one.merges, one.first), []).append(one)
-    small = sorted(place for place, of_tick in ticks.items() if _bytes(of_tick) < LARGEST_BYTES // 2)
+    small = sorted(place for place, of_tick in ticks.items() if _share(of_tick, unpacked) < 0.5)
     for level in sorted({merges for merges, _ in small}):
         alike = [place for place in small if place[0] == level]
         if len(alike) >= fan_in:
-            return _up_to_the_largest([ticks[place] for place in alike[:fan_in]])
+            return _up_to_the_largest([ticks[place] for place in alike[:fan_in]], unpacked)
     return []
 
 
-def _bytes(files: Sequence[HistoryFile]) -> int:
-    return sum(one.size_bytes for one in files)
+def _share(files: Sequence[HistoryFile], unpacked: UnpackedBytes) -> float:
+    """Of what one merge may take, on the disk and in a task's memory: 1 is all of it."""
+    packed_bytes, unpacked_bytes = sum(one.size_bytes for one in files), sum(map(unpacked, files))
+    return max(packed_bytes / LARGEST_BYTES, unpacked_bytes / LARGEST_UNPACKED_BYTES)
 
 
-def _up_to_the_largest(ticks: Sequence[Sequence[HistoryFile]]) -> list[HistoryFile]:
+def _up_to_the_largest(ticks: Sequence[Sequence[HistoryFile]], unpacked: UnpackedBytes) -> list[HistoryFile]:
     """Two ticks at least: each is smaller than half."""
     taken: list[HistoryFile] = []
     for of_tick in ticks:
-        if _bytes(taken) + _bytes(of_tick) > LARGEST_BYTES:
+        if _share([*taken, *of_tick], unpacked) > 1:
             break
         taken += sorted(of_tick, key=lambda one: one.path)
     return taken
@@ -63,6 +67,7 @@ class Merging:
         self._jobs, self._catalog, self._state, self._collections = Jobs(context), catalog, state, collections
         self._now, self._fan_in = now, fan_in
         self._merged_away: list[Path] = []
+        self._unpacked: dict[str, int] = {}  # of the files that are listed, by path
         self._find_unlisted()
 
     def after_tick(self, tick: int) -> None:
@@ -76,7 +81,12 @@ class Merging:
             self._merge(chosen)
 
     def _next(self, collection: str) -> list[HistoryFile]:
-        return next_merge(self._listed(collection), self._fan_in)
+        return next_merge(self._listed(collection), self._unpacked_bytes, self._fan_in)
+
+    def _unpacked_bytes(self, file: HistoryFile) -> int:
+        if file.path not in self._unpacked:
+            self._unpacked[file.path] = history.unpacked_bytes(file.path)
+        return self._unpacked[file.path]
 
     def _listed(self, collection: str) -> list[HistoryFile]:
         return self._catalog.files(collection, -1, self._catalog.derived())
@@ -94,12 +104,13 @@ class Merging:
 
     def _target(self, files: Sequence[HistoryFile]) -> Path:
         first, last, merges = files[0].first, max(one.last for one in files), files[0].merges + 1
-        return folder_of(self._state, files[0].collection) / f"{first:012d}-{last:012d}-merged-{merges}.parquet"
+        return history.folder_of(self._state, files[0].collection) / f"{first:012d}-{last:012d}-merged-{merges}.parquet"
 
     def _put_away(self, paths: Sequence[Path]) -> None:
         """From now on nobody new finds them; the time stands at the files themselves, for whoever runs next."""
         for path in paths:
             os.utime(path, (self._now(), self._now()))
+            self._unpacked.pop(str(path), None)
         self._merged_away += paths
 
     def _remove_merged_away(self) -> None:
@@ -120,7 +131,7 @@ class Merging:
         derived = self._catalog.derived()
         for name in self._collections:
             listed = {Path(one.path).name for one in self._listed(name)}
-            folder = folder_of(self._state, name)
+            folder = history.folder_of(self._state, name)
             for path in folder.iterdir() if folder.is_dir() else ():
                 begun = path.name.split("-")[0].isdigit() and int(path.name.split("-")[0]) > derived
                 if path.name not in listed and not begun:

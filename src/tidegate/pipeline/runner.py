@@ -6,8 +6,8 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -16,11 +16,19 @@ from pyspark.sql import SparkSession
 from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
-from tidegate.errors import DefinitelyNotDone, TidegateError, UnknownColumn
+from tidegate.destinations.registry import destination
+from tidegate.errors import DefinitelyNotDone, FixConfiguration, MaybeDone, TidegateError, UnknownColumn
+from tidegate.model.schema import TableSchema
 from tidegate.pipeline.defining import Defined, define_all
 from tidegate.pipeline.flows import Flows
-from tidegate.pipeline.known import news, remember, with_remembered
-from tidegate.pipeline.materialize import Delivered, Materializer
+from tidegate.pipeline.known import check_known, news, remember, with_remembered
+from tidegate.pipeline.materialize import (
+    Delivered,
+    Materializer,
+    check_destination,
+    require_own_places,
+    specification,
+)
 from tidegate.pipeline.merging import Merging
 from tidegate.pipeline.project import Project
 from tidegate.pipeline.sources import Source, source
@@ -81,6 +89,28 @@ class Pipeline:
     feed: Source
     spark: SparkSession
     watcher: Watcher
+
+    def check(self) -> None:
+        """Refuses what would be refused later; changes nothing."""
+        refusal: FixConfiguration | None = None
+        for found in self.feed.tables_ahead():
+            try:
+                self._check_with(found)
+                return
+            except FixConfiguration as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def _check_with(self, found: Sequence[TableSchema]) -> None:
+        defined = define_all(self.project, with_remembered(self.catalog, found), self.spark)
+        check_known(self.catalog, LogReader(self.project.state / "log"), defined.tables, defined.views)
+        views = {view.name: view for view in defined.views}
+        wanted = self.project.file.materializations
+        require_own_places((destination(one.to), specification(self.project, one, views[one.view])) for one in wanted)
+        for settings in wanted:
+            with suppress(DefinitelyNotDone, MaybeDone):  # a destination that is away is waited for
+                check_destination(self.project, settings, views[settings.view])
 
     def begin(self) -> tuple[Defined, Ticks]:
         """Everything is where the catalog says it is, over the tables as they are now."""
@@ -146,14 +176,13 @@ class Run:
         """Returns when stopped, or when all that was captured is delivered; raises what ends it earlier."""
         with ExitStack() as stack:
             catalog = stack.enter_context(_closing(catalog_of(self._project)))
-            catalog.take_over()
             feed = source(self._project, is_live=not self._until_idle)
+            pipeline = stack.enter_context(self._checked(catalog, feed))
+            stack.enter_context(owned(catalog))  # not before: a run that is refused leaves the one that goes on alone
             stack.callback(feed.stop)
-            for warning in feed.start():
-                self._watcher.said(f"note: {warning}")
-            spark = session(self._project)
-            stack.callback(stop_session, spark)
-            pipeline = Pipeline(self._project, catalog, feed, spark, self._watcher)
+            feed.start()
+            if not self._await_tables(catalog, feed):
+                return
             defined, begun = pipeline.begin()
             ticks: Ticks | None = begun
             stack.callback(self._stop_materializers)
@@ -161,9 +190,33 @@ class Run:
             stack.callback(feed.stop)  # before all else: a run that has taken over waits for the log
             _search_cycles_less_often()
             self._watcher.said("ready")
-            merging = self._merging(spark, catalog, defined)
+            merging = self._merging(pipeline.spark, catalog, defined)
             while ticks is not None:
                 ticks = self._loop_until_a_new_column(catalog, feed, ticks, merging, pipeline)
+            feed.stop()
+            self._stop_materializers()
+            self._raise_failure()  # of the last round
+
+    @contextmanager
+    def _checked(self, catalog: Catalog, feed: Source) -> Iterator[Pipeline]:
+        """All is there to begin with, and nothing is changed yet."""
+        for warning in feed.look():
+            self._watcher.said(f"note: {warning}")
+        spark = session(self._project)
+        try:
+            pipeline = Pipeline(self._project, catalog, feed, spark, self._watcher)
+            pipeline.check()
+            yield pipeline
+        finally:
+            stop_session(spark)
+
+    def _await_tables(self, catalog: Catalog, feed: Source) -> bool:
+        """False if it is stopped before the first records tell what the tables are."""
+        while not feed.tables_are_known:
+            if self._stopping.wait(IDLE_SECONDS):
+                return False
+            self._check(catalog, feed, time.monotonic())
+        return True
 
     def _loop_until_a_new_column(
         self, catalog: Catalog, feed: Source, ticks: Ticks, merging: Merging, pipeline: Pipeline
@@ -182,8 +235,12 @@ class Run:
 
     def _start_materializers(self, catalog: Catalog, defined: Defined) -> None:
         views = {view.name: view for view in defined.views}
-        for settings in self._project.file.materializations:
-            one = Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+        found = [
+            Materializer(self._project, settings, views[settings.view], catalog, self._watcher.delivered)
+            for settings in self._project.file.materializations
+        ]
+        require_own_places((one.driver, one.spec) for one in found)
+        for one in found:
             self._materializers.append(one)
             one.start()
 
@@ -217,12 +274,16 @@ class Run:
         if now - self._last_owner_check >= OWNER_CHECK_SECONDS:
             catalog.check_owner()
             self._last_owner_check = now
+        self._raise_failure()
         for one in self._materializers:
-            if one.failure is not None:
-                raise one.failure
             trouble = one.trouble
             self._watcher.trouble(one.name, str(trouble) if trouble else None)
             self._patience.check(one.name, trouble, now)
+
+    def _raise_failure(self) -> None:
+        for one in self._materializers:
+            if one.failure is not None:
+                raise one.failure
 
     def _is_delivered(self, catalog: Catalog) -> bool:
         derived = catalog.derived()
@@ -255,6 +316,18 @@ def _search_cycles_less_often() -> None:
     """A large tick keeps a million small objects: to look through them for cycles took a third of its time."""
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)
+
+
+@contextmanager
+def owned(catalog: Catalog) -> Iterator[None]:
+    """Takes over; a run that another one has taken over from says so, whatever it has stumbled over since."""
+    catalog.take_over()
+    try:
+        yield
+    except Exception:
+        with suppress(DefinitelyNotDone):
+            catalog.check_owner()
+        raise
 
 
 @contextmanager

@@ -22,14 +22,14 @@ from tidegate.capture.debezium import (
     row_decoder,
 )
 from tidegate.capture.files import FilesImport
-from tidegate.capture.log import LogReader, LogWriter
+from tidegate.capture.log import LogInUse, LogReader, LogWriter
 from tidegate.capture.topic_facts import TopicFacts, check_topic
 from tidegate.capture.values import is_base64_number
 from tidegate.errors import FixConfiguration, UnknownColumn
 from tidegate.model.schema import Column, TableSchema
 from tidegate.pipeline.project import FilesSource, PostgresSource, Project, declared_table, topic_of
 
-LOCK_WAIT_SECONDS = 60.0
+LOCK_WAIT_SECONDS = 5.0  # so long nobody is told that the log is in use
 LOOK_AGAIN_SECONDS = 1.0
 SAMPLED_RECORDS = 1_000
 
@@ -37,8 +37,18 @@ SAMPLED_RECORDS = 1_000
 class Source(Protocol):
     """Fills the log until it is stopped."""
 
-    def start(self) -> Sequence[str]:
-        """Begins; returns what the user should know. Refuses what cannot be captured."""
+    def look(self) -> Sequence[str]:
+        """What the user should know. Refuses what cannot be captured; changes nothing."""
+
+    def tables_ahead(self) -> Iterator[tuple[TableSchema, ...]]:
+        """What `tables` may say after the start, the cheapest guess first; none where nobody knows. Changes nothing."""
+
+    def start(self) -> None:
+        """Begins, after a look; waits in the background for whoever still writes to the log."""
+
+    @property
+    def tables_are_known(self) -> bool:
+        """Nothing has to be in the log before `tables` can tell."""
 
     def tables(self) -> tuple[TableSchema, ...]:
         """The tables that views can be made of, as they are now."""
@@ -77,14 +87,9 @@ def check_source(project: Project) -> tuple[tuple[TableSchema, ...], tuple[str, 
     settings = project.file.source
     if isinstance(settings, FilesSource):
         return _check_files(project, settings)
-    from tidegate.capture.engine import is_known
-    from tidegate.capture.server_check import check_server
-
     feed = PostgresFeed(project, settings)
-    wanted = feed.capture_settings
-    facts = check_server(wanted.dsn, wanted.tables, wanted.slot, wanted.publication, known=is_known(wanted))
-    tables = feed.tables()
-    return tables, (*facts.warnings, *left_out_warnings(tables))
+    warnings, tables = feed.look(), feed.tables()
+    return tables, (*warnings, *left_out_warnings(tables))
 
 
 def left_out_warnings(tables: Sequence[TableSchema]) -> tuple[str, ...]:
@@ -196,38 +201,71 @@ class FilesFeed:
         self._filled, self._stopping = threading.Event(), threading.Event()
         self._settled = threading.Event()  # no look is under way
         self._failure: BaseException | None = None
+        self._trouble: str | None = None
         self._thread = threading.Thread(target=self._work, name="import files", daemon=True)
         self._met: dict[str, set[str]] = {}
         pattern = str(project.folder / settings.path)
         self._files = FilesImport(pattern, self._partitions, self._check_topic, is_live, self._stopping.is_set)
 
-    def start(self) -> Sequence[str]:
-        declared = [declared_table(self._project, name) for name in self._project.file.tables]
-        self._thread.start()
-        if not all(declared):
-            self._await_filled()
+    def look(self) -> Sequence[str]:
+        self._files.paths()
         return ()
+
+    def tables_ahead(self) -> Iterator[tuple[TableSchema, ...]]:
+        """What the log tells, then what all files tell; before the first record is imported, what is declared."""
+        if not self._all_declared and not LogReader(self._root).topics():
+            return
+        known = self._tables_of_the_log()
+        if known is not None:
+            yield known
+        if known is None or not self._all_declared:
+            yield _check_files(self._project, self._settings)[0]
+
+    def _tables_of_the_log(self) -> tuple[TableSchema, ...] | None:
+        """None where it tells too little: records that are still to be imported may tell more."""
+        try:
+            self._check_topics()
+            return self.tables()
+        except FixConfiguration:
+            return None
+
+    def start(self) -> None:
+        self._thread.start()
 
     def import_once(self) -> None:
         """Imports what there is, in the caller's thread."""
         with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
-            self._look(writer)
+            self._import(writer)
 
-    def _await_filled(self) -> None:
-        """Types that only the records tell are not known before."""
-        while not self._filled.wait(0.05):
-            self.check()
+    @property
+    def tables_are_known(self) -> bool:
+        return self._all_declared or self._filled.is_set()
+
+    @property
+    def _all_declared(self) -> bool:
+        return all(declared_table(self._project, name) for name in self._project.file.tables)
 
     def _work(self) -> None:
         try:
-            with LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS) as writer:
-                while not self._stopping.is_set():
-                    self._look(writer)
-                    self._stopping.wait(LOOK_AGAIN_SECONDS)
+            while not self._stopping.is_set():
+                self._take_the_log_and_import()
         except BaseException as failure:
             self._failure = failure
 
-    def _look(self, writer: LogWriter) -> None:
+    def _take_the_log_and_import(self) -> None:
+        """Another run may still write to the log: one that is fenced off ends its tick before it lets go."""
+        try:
+            writer = LogWriter(self._root, wait_seconds=LOCK_WAIT_SECONDS)
+        except LogInUse as error:
+            self._trouble = str(error)
+            return
+        self._trouble = None
+        with writer:
+            while not self._stopping.is_set():
+                self._import(writer)
+                self._stopping.wait(LOOK_AGAIN_SECONDS)
+
+    def _import(self, writer: LogWriter) -> None:
         self._settled.clear()
         self._files.look(writer)
         if not self._stopping.is_set():
@@ -293,7 +331,7 @@ class FilesFeed:
 
     @property
     def trouble(self) -> str | None:
-        return None
+        return self._trouble
 
     @property
     def log_is_filled(self) -> bool:
@@ -332,8 +370,18 @@ class PostgresFeed:
         self._reached = False
         self._met: set[tuple[str, str]] = set()
 
-    def start(self) -> Sequence[str]:
-        return self._capture.start().warnings
+    def look(self) -> Sequence[str]:
+        return self._capture.check_server().warnings
+
+    def tables_ahead(self) -> Iterator[tuple[TableSchema, ...]]:
+        yield self.tables()
+
+    def start(self) -> None:
+        self._capture.begin()
+
+    @property
+    def tables_are_known(self) -> bool:
+        return True
 
     def tables(self) -> tuple[TableSchema, ...]:
         from tidegate.capture.server_check import discover

@@ -10,7 +10,7 @@ from tidegate.capture.sealing import Waiting
 from tidegate.catalog.contract import Catalog
 from tidegate.catalog.sqlite import SqliteCatalog
 from tidegate.errors import FixConfiguration
-from tidegate.pipeline.project import Project
+from tidegate.pipeline.project import MaterializationSettings, Project
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,20 @@ def _status(project: Project, catalog: Catalog) -> Status:
             for name in names
         ),
         materializations=tuple(
-            MaterializationStatus(one.known_as, catalog.checkpoint(one.known_as).tick)
+            MaterializationStatus(one.known_as, _delivered(catalog, one, derived))
             for one in project.file.materializations
         ),
         waiting=tuple(str(one) for one in _waiting(catalog)),
     )
+
+
+def _delivered(catalog: Catalog, one: MaterializationSettings, derived: int) -> int:
+    """Up to which tick all is there: a tick that changes nothing in the view needs no round."""
+    tick = catalog.checkpoint(one.known_as).tick
+    if catalog.setting(f"view:{one.view}") is None:
+        return tick
+    waiting = catalog.files(one.view, tick, derived)
+    return max(tick, min((file.first for file in waiting), default=derived + 1) - 1)
 
 
 def _collection(catalog: Catalog, name: str, kind: str, derived: int) -> CollectionStatus:

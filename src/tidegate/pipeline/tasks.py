@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tidegate.collections.tables import FIRST_ORDER, Event, follow, moved_rows
 from tidegate.crash_points import reach
 from tidegate.model.key import key_hash
 from tidegate.pipeline.flow_tasks import Pair, is_read, produced, run_level
-from tidegate.pipeline.work import Chunk, Derivation, FlowWork, Ingested, Layout, Pending, Rebuild, Written
+from tidegate.pipeline.work import Chunk, Derivation, FlowWork, Ingested, Layout, Pending, Written
 from tidegate.spark.failures import carrying_errors
 from tidegate.views.arrangement import AlreadyApplied, Arrangement
 from tidegate.views.kernel import compiled
@@ -42,6 +43,7 @@ _PENDING = pa.schema(
         ("cell", pa.binary()),
     ]
 )
+_PENDING_BATCH_BYTES = 64 << 20
 _RANGES = pa.schema(
     [
         ("group", pa.string()),
@@ -86,28 +88,44 @@ def _ingest_chunk(layout: Layout, chunk: Chunk) -> Ingested:
         offset += batch.num_rows
     groups = pa.array(events.groups, pa.string()).dictionary_encode()
     if events.ops:
-        _write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
+        write_pending(layout.pending(chunk.tick, chunk.number), events, groups)
     last = tuple(sorted(events.last_snapshot_rows))
     return Ingested(chunk, len(events.ops), _ranges(events, groups), last, events.streamed, events.has_moved)
 
 
-def _write_pending(path: Path, events: RowEvents, groups: pa.DictionaryArray) -> None:
-    columns = [
-        groups,
-        pa.array(events.orders, pa.int64()),
-        pa.array(events.ops, pa.uint8()),
-        pa.array(list(map(key_hash, events.keys)), pa.uint32()),
-        pa.array(events.keys, pa.binary()),
-        pa.array(events.cells, pa.binary()),
-    ]
+def write_pending(
+    path: Path, events: RowEvents, groups: pa.DictionaryArray, batch_bytes: int = _PENDING_BATCH_BYTES
+) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(draft), "wb") as file, pa.ipc.new_file(file, _PENDING) as writer:
-            writer.write(pa.record_batch(columns, schema=_PENDING))
+            for start, end in _cut(events, batch_bytes):
+                writer.write(_pending_batch(events, groups, start, end))
         draft.replace(path)
     except OSError as error:
         raise history.not_written(path, error) from error
+
+
+def _cut(events: RowEvents, batch_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where batches of about so many bytes start and end: an array, and what is shuffled, holds 2 GiB at most."""
+    sizes = [len(key) + len(cell or b"") for key, cell in zip(events.keys, events.cells, strict=True)]
+    ends = np.cumsum(sizes)
+    last_of_batch = np.flatnonzero(np.diff((ends - sizes) // batch_bytes)) + 1
+    yield from pairwise([0, *last_of_batch.tolist(), len(sizes)])
+
+
+def _pending_batch(events: RowEvents, groups: pa.DictionaryArray, start: int, end: int) -> pa.RecordBatch:
+    keys = events.keys[start:end]
+    columns = [
+        groups.slice(start, end - start),
+        pa.array(events.orders[start:end], pa.int64()),
+        pa.array(events.ops[start:end], pa.uint8()),
+        pa.array(list(map(key_hash, keys)), pa.uint32()),
+        pa.array(keys, pa.binary()),
+        pa.array(events.cells[start:end], pa.binary()),
+    ]
+    return pa.record_batch(columns, schema=_PENDING)
 
 
 def _ranges(events: RowEvents, groups: pa.DictionaryArray) -> bytes:
@@ -145,24 +163,31 @@ def spread(work: Derivation, positions: Positions, loads: Iterable[Sequence[Pend
     if work.sealed.snapshots:  # a snapshot empties every partition, also those that it has no row for
         yield from ((partition, ("", b"")) for partition in range(work.layout.partitions))
     for pending in (one for load in loads for one in load):
-        events = pa.concat_tables([_sealed_events(positions, path) for path in pending.paths])
-        if pending.history is not None:
-            events = _with_moved(work, pending, events)
-        if events.num_rows:
+        for events in _events_of(work, positions, pending):
             for partition, part in _by_partition(events, work.layout.partitions):
                 yield partition, (pending.table, ipc_bytes(part))
 
 
-def _sealed_events(positions: Positions, path: str) -> pa.Table:
+def _events_of(work: Derivation, positions: Positions, pending: Pending) -> Iterator[pa.RecordBatch | pa.Table]:
+    """Batch by batch; rows that have moved to other keys need all of their table's events."""
+    batches = (batch for path in pending.paths for batch in _sealed_events(positions, path))
+    if pending.history is None:
+        yield from batches
+    else:
+        yield _with_moved(work, pending, pa.Table.from_batches(list(batches)))
+
+
+def _sealed_events(positions: Positions, path: str) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(path) as file:
-        table = pa.ipc.open_file(file).read_all()
-        groups = table["group"].combine_chunks()
-        groups = groups.chunk(0) if isinstance(groups, pa.ChunkedArray) else groups
-        known = np.array([positions.get(group, -1) for group in groups.dictionary.to_pylist()], np.int64)
-        found = known[groups.indices.to_numpy()]
-        wanted = pa.array(found >= 0)
-        table = table.drop_columns(["group"]).append_column("position", pa.array(found))
-        return table if wanted.true_count == len(found) else table.filter(wanted)
+        reader = pa.ipc.open_file(file)
+        for place in range(reader.num_record_batches):
+            batch = reader.get_batch(place)
+            groups = batch.column("group")
+            known = np.array([positions.get(group, -1) for group in groups.dictionary.to_pylist()], np.int64)
+            found = known[groups.indices.to_numpy()]
+            wanted = pa.array(found >= 0)
+            events = batch.drop_columns(["group"]).append_column("position", pa.array(found))
+            yield events if wanted.true_count == len(found) else events.filter(wanted)
 
 
 def _with_moved(work: Derivation, pending: Pending, events: pa.Table) -> pa.Table:
@@ -176,7 +201,7 @@ def _with_moved(work: Derivation, pending: Pending, events: pa.Table) -> pa.Tabl
     touching = pa.compute.or_(
         pa.compute.is_in(others["key"], pa.array(keys, pa.binary())), pa.compute.equal(others["op"], int(Op.TRUNCATE))
     )
-    before = history.current_rows(pending.history, work.sealed.tick - 1, keys)
+    before = history.current_rows(pending.table, pending.history, work.sealed.tick - 1, keys)
     steps = _in_order([ipc_bytes(moved), ipc_bytes(others.filter(touching))], work.sealed.snapshots)
     whole = moved_rows(pending.table, before, steps)
     cells = [whole[place] for place in _places(moved)]
@@ -197,10 +222,10 @@ def _places(events: pa.Table) -> list[tuple[int, int]]:
     return list(zip(events["position"].to_pylist(), events["order"].to_pylist(), strict=True))
 
 
-def _by_partition(events: pa.Table, partitions: int) -> Iterator[tuple[int, pa.Table]]:
+def _by_partition(events: pa.RecordBatch | pa.Table, partitions: int) -> Iterator[tuple[int, Any]]:
     """A truncate has no key: it goes to all."""
-    target = events["hash"].to_numpy() % partitions
-    everywhere = events["op"].to_numpy() == Op.TRUNCATE
+    target = events.column("hash").to_numpy() % partitions
+    everywhere = events.column("op").to_numpy() == Op.TRUNCATE
     for partition in range(partitions):
         mask = (target == partition) | everywhere
         if mask.any():
@@ -246,7 +271,7 @@ def _in_order(parts: Sequence[bytes], snapshots: Sequence[int]) -> list[Event]:
     """Sorted as they were committed; a snapshot starts by emptying the table."""
     events = [Event(position, FIRST_ORDER, Op.TRUNCATE, b"", None) for position in snapshots]
     if parts:
-        table = pa.concat_tables(map(ipc_table, parts))
+        table = history.unbounded(pa.concat_tables(map(ipc_table, parts)))
         table = table.sort_by([("position", "ascending"), ("order", "ascending"), ("key", "ascending")])
         names = ("position", "order", "op", "key", "cell")
         events += map(Event._make, zip(*(table[name].to_pylist() for name in names), strict=True))
@@ -291,7 +316,7 @@ def net(updates: Sequence[history.Update]) -> dict[bytes, tuple[bytes | None, by
 
 # --- derive: views fold their changes
 
-_changes = msgspec.msgpack.Decoder(list[tuple[bytes, int, bytes, bytes | None]]).decode
+changes_in = msgspec.msgpack.Decoder(list[tuple[bytes, int, bytes, bytes | None]]).decode
 
 
 @carrying_errors
@@ -304,7 +329,7 @@ def fold_views(work: Derivation, blobs: Iterable[tuple[int, Any]]) -> Iterator[W
         for view in work.views:
             parts = [blob for target, (name, blob) in sent if target == partition and name == view.name]
             if parts:
-                yield _fold_view(work, view.name, partition, [one for blob in parts for one in _changes(blob)])
+                yield _fold_view(work, view.name, partition, [one for blob in parts for one in changes_in(blob)])
 
 
 @carrying_errors
@@ -356,51 +381,6 @@ def _output_updates(position: int, key: bytes, old: bytes | None, new: bytes | N
 def view_layout(work: Derivation, view: str) -> str:
     plan = next(one.plan for one in work.views if one.name == view)
     return f"{work.layout.name} {plan.layout}"
-
-
-# --- arrangements lost: built again from history
-
-
-@carrying_errors
-def rebuild(work: Derivation, loads: Iterable[Sequence[Rebuild]]) -> Iterator[Written]:
-    """Fills each arrangement that is not where the catalog expects it, from history; says which were filled."""
-    for part in (part for parts in loads for part in parts):
-        view = next((view for view in work.views if view.name == part.collection), None)
-        name = view_layout(work, part.collection) if view else work.layout.name
-        arrangement = Arrangement.open(work.layout.arrangement(part.collection, part.partition), name)
-        if not part.emit and part.expected <= arrangement.applied <= part.upto + 1:
-            continue
-        arrangement.reset()
-        if view:
-            yield _refill_view(work, part, arrangement)
-        else:
-            yield _refill_table(work, part, arrangement)
-
-
-def _refill_table(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
-    rows = history.current_rows(part.files[part.collection], part.upto)
-    mine = sorted(entry for entry in rows.items() if key_hash(entry[0]) % work.layout.partitions == part.partition)
-    with arrangement.write(part.upto) as transaction:
-        transaction.putmulti(mine)
-    return Written(part.collection, part.partition, None, len(mine), 0)
-
-
-def _refill_view(work: Derivation, part: Rebuild, arrangement: Arrangement) -> Written:
-    view = compiled(next(one.plan for one in work.views if one.name == part.collection))
-    changes = []
-    for table, paths in part.files.items():
-        for key, cell in history.current_rows(paths, part.upto).items():
-            for used in view.inputs_of(table):
-                changes += used.route(key, None, cell)
-    mine = [one for one in changes if key_hash(one[0]) % work.layout.partitions == part.partition]
-    path = history.tick_file(work.layout.state, part.collection, part.upto, work.layout.name, part.partition)
-    with arrangement.write(part.upto):
-        updates = [history.Update(key, 0, 1, new) for key, _, new in view.fold(arrangement, part.upto, mine) if new]
-        if part.emit and updates:
-            history.write(path, history.as_table(updates, part.upto))
-    found = bool(part.emit and updates)
-    size_bytes = path.stat().st_size if found else 0
-    return Written(part.collection, part.partition, str(path) if found else None, len(updates), size_bytes)
 
 
 # --- many small files become one

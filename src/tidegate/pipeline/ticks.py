@@ -32,6 +32,7 @@ from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
 from tidegate.pipeline.flows import Flows
+from tidegate.pipeline.rebuilding import rebuild
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Rebuild, Sealed, ViewWork, Written
 from tidegate.spark.jobs import Jobs, balanced
 from tidegate.timeline.binding import Barrier, Binding, LogPartition, OffsetRange, Tick, after, bind, rewound
@@ -270,7 +271,7 @@ class Ticks:
         first, follow = partial(tasks.spread, work, positions), partial(tasks.follow_tables, work)
         if self._flows is None:
             return self._jobs.run(loads, first, follow, partial(tasks.fold_views, work))
-        found = self._jobs.run(loads, first, follow, through=partial(self._flows.chain, work))
+        found = self._jobs.run_through(loads, (first, follow), partial(self._flows.chain, work))
         return [written for _, written in found]
 
     def _parts(self, needed: Set[int], tick: int) -> list[Pending]:
@@ -309,6 +310,7 @@ class Ticks:
         underived = self._catalog.seals(self._catalog.derived() + 1, sealed_tick + 1)
         assert len(underived) <= 1, underived
         since = self._replay_since(last, underived)
+        self._forget_pending_of_the_dead(since)
         self._sealer = Sealer(self._collections(), self._remembered(last, since))
         self._check_arrangements()
         bindings = self._catalog.bindings(since)
@@ -323,6 +325,14 @@ class Ticks:
         for binding in bindings:
             if binding.tick > sealed_tick:
                 self._bound(binding, None)
+
+    def _forget_pending_of_the_dead(self, since: int) -> None:
+        """Drafts, and what ticks before `since` no longer need; a run that is fenced off may still remove some too."""
+        folder = self._layout.pending(0, 0).parent
+        for path in folder.iterdir() if folder.is_dir() else ():
+            tick = path.name.split("-")[0]
+            if path.name.startswith(".") or (tick.isdigit() and int(tick) < since):
+                path.unlink(missing_ok=True)
 
     @staticmethod
     def _replay_since(last: Seal | None, underived: Sequence[Seal]) -> int:
@@ -350,15 +360,13 @@ class Ticks:
         derived, layout = self._catalog.derived(), self._layout.name
         if derived >= 0:
             expected = self._expected(derived)
+            files = [file for table in self._tables for file in self._catalog.files(table.name, -1, derived)]
             parts = [
-                Rebuild(name, partition, expected.get((name, partition), expected["", 0]), derived, files, emit)
-                for name, files, emit in self._arranged(derived)
+                Rebuild(name, partition, expected.get((name, partition), expected["", 0]), emit)
+                for name, emit in self._arranged({file.collection for file in files})
                 for partition in range(self._layout.partitions)
             ]
-            work = self._work(Sealed(derived, (), 0))
-            rebuilt = self._jobs.run(
-                balanced(parts, [1] * len(parts), self._jobs.parallelism), partial(tasks.rebuild, work)
-            )
+            rebuilt = rebuild(self._jobs, self._work(Sealed(derived, (), 0)), parts, files)
             self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
             if self._flows:
                 self._refill(self._flows, expected, derived)
@@ -390,16 +398,14 @@ class Ticks:
         named = {(one.collection, one.partition): one.tick for one in self._catalog.applied() if one.layout == layout}
         return {("", 0): -1, **named}
 
-    def _arranged(self, derived: int) -> Iterable[tuple[str, Mapping[str, tuple[str, ...]], bool]]:
-        """Each collection, the history files that its arrangement is filled from, and whether it is a new view."""
-        files = {table.name: self._paths(table.name, derived) for table in self._tables}
+    def _arranged(self, with_rows: Set[str]) -> Iterable[tuple[str, bool]]:
+        """Each collection, and whether it is a new view over tables that have rows already."""
         for table in self._tables:
-            yield table.name, {table.name: files[table.name]}, False
+            yield table.name, False
         known = {one.collection for one in self._catalog.applied()}
         for view in self._views:
-            tables = {used.table.name for used in view.plan.inputs}
-            has_rows = any(files[name] for name in tables)
-            yield view.name, {name: files[name] for name in tables}, view.name not in known and has_rows
+            has_rows = any(used.table.name in with_rows for used in view.plan.inputs)
+            yield view.name, view.name not in known and has_rows
 
     def _paths(self, collection: str, upto: int) -> tuple[str, ...]:
         return tuple(one.path for one in self._catalog.files(collection, -1, upto))

@@ -13,11 +13,13 @@ from pyspark.sql.types import StructType
 
 from tidegate.catalog.contract import Catalog
 from tidegate.destinations.registry import destination
-from tidegate.errors import DefinitelyNotDone, ProtocolViolation
+from tidegate.errors import ProtocolViolation
 from tidegate.model.cell import encode_json
 from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import TableSchema
-from tidegate.protocol.messages import MaterializationSpec
+from tidegate.pipeline.defining import Defined
+from tidegate.protocol.fence import require_not_ahead, require_not_behind
+from tidegate.protocol.messages import START, MaterializationSpec
 from tidegate.views.definition import View
 from tidegate.views.recompute import canonical_rows, recompute, same, with_scales
 
@@ -59,26 +61,35 @@ class Verdict:
     def equal(self) -> bool:
         return self.differences == 0
 
+    @property
+    def said(self) -> str:
+        if not self.equal:
+            return f"{self.differences} of {self.rows} rows differ (tick {self.tick}, {self.rows} rows)"
+        return f"equal (tick {self.tick}, {self.rows} rows)" if self.tick > START.tick else "nothing delivered yet"
+
 
 def verify(
     spark: SparkSession,
     catalog: Catalog,
     definition: View,
-    tables: Mapping[str, TableSchema],
+    defined: Defined,
     spec: MaterializationSpec,
     driver_name: str,
 ) -> Verdict:
     """Compares every row of the destination with the query's, both at the destination's own tick."""
+    log = catalog.checkpoint(spec.name)
     with destination(driver_name).snapshot(spec) as snapshot:
-        tick = snapshot.checkpoint.tick if snapshot.checkpoint else -1
+        checkpoint = snapshot.checkpoint or START
+        require_not_behind(spec.name, log, checkpoint)
         found = dict(_found(definition, spec, snapshot.rows()))
-    if tick > catalog.derived():
-        raise DefinitelyNotDone(
-            f'"{spec.name}" is at tick {tick}, the state folder only at {catalog.derived()}',
-            remedy="Bring the state folder's newest copy back, or run `tidegate run` again.",
-        )
-    frames = {name: table_at(spark, catalog, table, tick) for name, table in tables.items()}
-    expected = _by_key(definition, canonical_rows(definition, recompute(spark, definition, frames)))
+    # Asked again, because a run beside this one may have gone on between the first time and the snapshot.
+    log, tick = catalog.checkpoint(spec.name), checkpoint.tick
+    require_not_ahead(spec.name, log, checkpoint, catalog.checkpoint_at(tick))
+    if tick <= START.tick:
+        return _verdict(definition, spec.name, tick, {}, found)
+    frames = {table.name: table_at(spark, catalog, table, tick) for table in defined.tables}
+    frame = recompute(spark, definition, frames, defined.before(definition))
+    expected = _by_key(definition, canonical_rows(definition, frame))
     return _verdict(definition, spec.name, tick, expected, found)
 
 
@@ -89,7 +100,7 @@ def _by_key(definition: View, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[Ke
             raise ProtocolViolation(
                 f'view "{definition.name}": two rows have the key {_shown_key(definition, cell)}:'
                 f" {found[key].decode()} and {cell.decode()}",
-                remedy="The key was inferred wrongly: this is a bug, please report it with the view.",
+                remedy="Correct the key that the view declares; if it declares none, report this bug with the view.",
             )
         found[key] = cell
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,11 +125,9 @@ class Written:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """A partition of an arrangement to check: it must have applied `expected`; else it is filled as of `upto`."""
+    """A partition of an arrangement to check: it must have applied `expected`; else it is filled as of the tick."""
 
     collection: str
     partition: int
     expected: int
-    upto: int
-    files: Mapping[str, tuple[str, ...]]  # history files by collection: the table itself, or the view's tables
-    emit: bool = False  # the view is new: what it puts out as of `upto` becomes its history
+    emit: bool = False  # the view is new: what it puts out becomes its history

@@ -10,6 +10,7 @@ from tidegate.errors import FixConfiguration
 from tidegate.protocol.messages import START, KeyRange, RuntimeCheckpoint
 
 Fence = NewType("Fence", int)
+_ROWS = "tidegate_checkpoints"
 
 
 @dataclass(frozen=True)
@@ -69,22 +70,53 @@ def _progress(checkpoint: RuntimeCheckpoint) -> tuple[int, int]:
     return checkpoint.tick, checkpoint.round
 
 
-def agreed_checkpoint(log: RuntimeCheckpoint, destination: RuntimeCheckpoint) -> RuntimeCheckpoint:
-    """The destination's checkpoint, if it is the log's or one round ahead of it; anything else is refused."""
+def agreed_checkpoint(
+    name: str, log: RuntimeCheckpoint, destination: RuntimeCheckpoint, here: RuntimeCheckpoint | None
+) -> RuntimeCheckpoint:
+    """The destination's checkpoint, if it is the log's or one round ahead of it; anything else is refused.
+
+    `here` is what the state folder says of the destination's tick: None if it has no such tick.
+    """
+    require_not_behind(name, log, destination)
+    require_not_ahead(name, log, destination, here)
+    return destination
+
+
+def require_not_behind(name: str, log: RuntimeCheckpoint, destination: RuntimeCheckpoint) -> None:
+    """Refuses a destination that lacks a round which the log knows of."""
     if destination.tick < log.tick or destination.round < log.round:
         raise FixConfiguration(
-            f"{_says('the destination', destination)}, but {_says('the recovery log', log)}: "
-            "its row in tidegate_checkpoints was lost, or it was restored from a backup",
+            f'materialization "{name}": {_says("the destination", destination)}, but'
+            f" {_says('the recovery log', log)}: its row in {_ROWS} was lost, or it was restored from a backup",
             remedy="Restore a backup of the destination that is not older than the recovery log, "
             "or give the materialization a new name and an empty table, which builds it anew.",
         )
-    if destination.round > log.round + 1:
+
+
+def require_not_ahead(
+    name: str, log: RuntimeCheckpoint, destination: RuntimeCheckpoint, here: RuntimeCheckpoint | None
+) -> None:
+    """Refuses a destination that holds what this state folder has not brought there.
+
+    The rounds do not tell: a state folder that is new, or set back, may be one round behind as after any crash.
+    """
+    wrong = _foreign(log, destination, here)
+    if wrong:
         raise FixConfiguration(
-            f"{_says('the destination', destination)}, but {_says('the recovery log', log)}: "
-            "the catalog was lost or restored, or another project writes under this name",
-            remedy="Bring the newest catalog back, or give the materialization a new name and an empty table.",
+            f'materialization "{name}": {_says("the destination", destination)}, {wrong}'
+            f" ({_says('the recovery log', log)}): the catalog was lost, an older copy of it was put back,"
+            " or another project writes under this name",
+            remedy="Bring the newest copy of the state folder back, "
+            "or give the materialization a new name and an empty table.",
         )
-    return destination
+
+
+def _foreign(log: RuntimeCheckpoint, destination: RuntimeCheckpoint, here: RuntimeCheckpoint | None) -> str | None:
+    if here is None:
+        return "which the state folder has not reached"
+    if destination.seal is not None and destination.seal != here.seal:
+        return "which is another one than that tick of the state folder"
+    return "which is more than one round ahead of the state folder" if destination.round > log.round + 1 else None
 
 
 def _says(who: str, checkpoint: RuntimeCheckpoint) -> str:

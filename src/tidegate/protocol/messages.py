@@ -41,11 +41,15 @@ START_TICK = -1
 
 
 class RuntimeCheckpoint(Value, frozen=True):
-    """Up to which tick a destination holds everything; opaque to drivers. The session counts the rounds."""
+    """Up to which tick a destination holds everything; opaque to drivers. The session counts the rounds.
+
+    `seal` tells this tick from one of the same number that another state folder, or a copy of this one, has sealed.
+    """
 
     tick: int
     position: str | None = None
     round: int = 0
+    seal: str | None = None  # not known of what an earlier version has delivered
 
 
 START = RuntimeCheckpoint(START_TICK)  # said explicitly by a destination that holds nothing yet

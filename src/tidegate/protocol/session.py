@@ -98,6 +98,9 @@ class RecoveryLog(Protocol):
     ) -> None:
         """Checkpoint and state updates become durable together, or Fenced is raised and nothing is changed."""
 
+    def checkpoint_at(self, tick: int) -> RuntimeCheckpoint | None:
+        """What a round up to this tick commits, its number aside; None if there is no such tick, or not yet."""
+
 
 class Session:
     """Drives one Transactor; after any error it is of no more use, and a new one finds out the truth."""
@@ -197,7 +200,8 @@ class Session:
         if destination is None:
             return
         behind = self._committed
-        self._committed = agreed_checkpoint(behind, destination)
+        here = self._log.checkpoint_at(destination.tick)
+        self._committed = agreed_checkpoint(self._name, behind, destination, here)
         # Without this, a second crash before the log's commit would leave the log two rounds behind.
         if self._committed.round > behind.round:
             self._log.commit(self._name, self._range, self._fence, self._committed, ())

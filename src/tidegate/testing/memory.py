@@ -111,6 +111,9 @@ class MemoryDestination:
             known.update({row.key_range: row for row in plan.rows})
         return MemoryTransactor(self.server, message.materialization, plan.mine)
 
+    def places(self, materialization: MaterializationSpec) -> tuple[tuple[str, ...], ...]:
+        return tuple((materialization.name, _table_name(binding)) for binding in materialization.bindings)
+
     @contextmanager
     def snapshot(self, materialization: MaterializationSpec) -> Iterator[MemorySnapshot]:
         with self.server.lock:
@@ -254,3 +257,7 @@ class MemoryRecoveryLog:
             raise Fenced("another session writes this range's recovery log", remedy="Run one of them.")
         self.rows[materialization][key_range] = replace(row, checkpoint=checkpoint)
         self.states[materialization] = apply_updates(self.states.get(materialization), updates)
+
+    def checkpoint_at(self, tick: int) -> RuntimeCheckpoint:
+        """Every tick is there: a memory has one past."""
+        return RuntimeCheckpoint(tick)

@@ -2,8 +2,8 @@
 
 A row on an edge is a JSON object whose columns have names that are unique within the view (`$12`): two rows are joined
 by joining their texts. A row moves as a delta: (key, step, diff, row), diff being the number of copies that enter
-(more than 0) or leave (less). All deltas of one step belong together: a step is one source transaction where the view is
-TRANSACTIONALLY, else one tick.
+(more than 0) or leave (less). All deltas of one step belong together: a step is one source transaction where the view
+is TRANSACTIONALLY, else one tick.
 """
 
 from __future__ import annotations

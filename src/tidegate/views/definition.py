@@ -83,6 +83,10 @@ class View(Protocol):
     def warnings(self) -> tuple[str, ...]: ...
 
     @property
+    def transactionally(self) -> bool:
+        """Whether each transaction's result is given by itself."""
+
+    @property
     def reads(self) -> Mapping[str, frozenset[str]]:
         """The columns that it reads of each table and view."""
 
@@ -107,6 +111,10 @@ class ViewDefinition:
     @property
     def query(self) -> str:
         return self.sql
+
+    @property
+    def transactionally(self) -> bool:
+        return False
 
     @property
     def types(self) -> tuple[ValueType, ...]:

@@ -63,6 +63,10 @@ class FlowView:
         return self.flow.stages[int(producer[1:])].level if producer.startswith("#") else self.levels[producer]
 
     @property
+    def transactionally(self) -> bool:
+        return self.flow.transactionally
+
+    @property
     def reads(self) -> Mapping[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}
         for edge in self.flow.edges:

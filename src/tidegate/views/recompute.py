@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -27,10 +27,14 @@ class _OtherFields(Exception):
     """A document has not the fields that its type has."""
 
 
-def recompute(spark: SparkSession, definition: View, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """The view's query, untouched, over whole tables."""
+def recompute(
+    spark: SparkSession, definition: View, tables: Mapping[str, DataFrame], views: Iterable[View] = ()
+) -> DataFrame:
+    """The view's query, untouched, over whole tables and the views before it."""
     for name, frame in tables.items():
         frame.createOrReplaceTempView(f"`{name}`")
+    for view in views:
+        spark.sql(view.query).createOrReplaceTempView(f"`{view.name}`")
     return spark.sql(definition.query)
 
 
@@ -118,6 +122,8 @@ def _leaf(value: Any, type_: ValueType) -> Any:
         return text + "Z" if type_.kind == "timestamp" else text
     if isinstance(value, date):
         return value.isoformat()
+    if type_.kind.startswith("map<") and isinstance(value, list):
+        return {name if isinstance(name, str) else encode_json(name).decode(): inner for name, inner in value}
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
