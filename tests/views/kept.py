@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, cast
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
@@ -26,6 +27,7 @@ from tidegate.views.flow import FlowView, define_flow
 from tidegate.views.query import SourceText
 
 Row = Mapping[str, Any]
+Tables = Mapping[str, Mapping[bytes, Row]]
 Change = tuple[str, Row | None, Row | None]  # table, old row, new row
 
 
@@ -52,12 +54,13 @@ class Kept:
     position: int = 0
     rows: dict[str, dict[bytes, Row]] = field(default_factory=dict)
     views: dict[str, FlowView] = field(default_factory=dict)
+    states: dict[int, Tables] = field(default_factory=dict)  # the tables after each transaction of the last tick
 
     def __post_init__(self) -> None:
         schemas = {name: schema_of(ddl) for name, ddl in self.tables.items()}
         catalyst = Catalyst(self.spark, schemas)
+        levels = dict.fromkeys(self.tables, 0)
         for name, sql in self.sql.items():
-            levels = dict.fromkeys(self.tables, 0)
             self.views[name] = define_flow(SourceText(name, sql, None), catalyst, levels, self.keys)
         self.flows = Flows(self.spark, catalyst, Layout(self.state, self.partitions), list(self.views.values()))
         self.rows = {name: {} for name in self.tables}
@@ -65,9 +68,11 @@ class Kept:
     def commit(self, *transactions: Sequence[Change]) -> None:
         """One tick of so many transactions."""
         updates: dict[str, list[history.Update]] = {}
+        self.states = {}
         for changes in transactions:
             for table, old, new in changes:
                 updates.setdefault(table, []).extend(self._updates(table, old, new))
+            self.states[self.position] = {name: dict(rows) for name, rows in self.rows.items()}
             self.position += 1
         self.tick += 1
         sealed = Sealed(self.tick, (), self.position - 1)
@@ -88,32 +93,47 @@ class Kept:
                     assert self.rows[table].pop(key) == row
                 yield history.Update(key, self.position, diff, encode_json(dict(row)))
 
-    def found(self, view: str) -> list[str]:
-        """The view's rows by its history."""
+    def found(self, view: str, position: int | None = None) -> list[str]:
+        """The view's rows by its history, now or after a transaction."""
         paths = [str(path) for path in sorted(history.folder_of(self.state, view).glob("*.parquet"))]
-        return sorted(
-            comparable(json.loads(cell, parse_float=Decimal))
-            for cell in history.current_rows(view, paths, self.tick).values()
-        )
+        rows: Counter[bytes] = Counter()
+        for _, update in history.updates(history.read(paths, -1, self.tick)):
+            if position is None or update.position <= position:
+                rows[update.cell] += update.diff
+        assert not rows or set(rows.values()) <= {0, 1}, rows
+        return sorted(comparable(json.loads(cell, parse_float=Decimal)) for cell, copies in rows.items() if copies)
 
-    def expected(self, view: str) -> list[str]:
-        """What Spark says."""
-        frame = self.spark.sql(self.views[view].query)
-        text = frame.select(f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).alias("text")).collect()
-        return sorted(comparable(json.loads(row.text, parse_float=Decimal)) for row in text)
+    def expected(self, tables: Tables) -> dict[str, list[str]]:
+        """What Spark says of each view over such tables."""
+        self._show(tables)
+        texts = [
+            self.spark.sql(view.query).select(
+                f.lit(name).alias("view"), f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).alias("text")
+            )
+            for name, view in self.views.items()
+        ]
+        rows: dict[str, list[str]] = {name: [] for name in self.views}
+        for row in reduce(DataFrame.unionAll, texts).collect():
+            rows[row.view].append(comparable(json.loads(row.text, parse_float=Decimal)))
+        return {name: sorted(found) for name, found in rows.items()}
 
-    def show_tables(self) -> None:
+    def _show(self, tables: Tables) -> None:
         """Tables for Spark to query."""
         for name, ddl in self.tables.items():
-            lines = [(encode_json(dict(row)).decode(),) for row in self.rows[name].values()]
+            lines = [(encode_json(dict(row)).decode(),) for row in tables[name].values()]
             row = f.from_json("line", schema_of(ddl), {"mode": "FAILFAST"})
             frame = self.spark.createDataFrame(lines, "line string").select(row.alias("row")).select("row.*")
             frame.createOrReplaceTempView(f"`{name}`")
 
-    def check(self) -> None:
-        self.show_tables()
-        for name in self.views:
-            assert self.found(name) == self.expected(name), name
+    def assert_as_spark_says(self) -> None:
+        for name, rows in self.expected(self.rows).items():
+            assert self.found(name) == rows, f"view {name} after tick {self.tick}"
+
+    def assert_as_spark_says_after_each_transaction(self) -> None:
+        """Of the last tick."""
+        for position, tables in self.states.items():
+            for name, rows in self.expected(tables).items():
+                assert self.found(name, position) == rows, f"view {name} after transaction {position}"
 
 
 def schema_of(ddl: str) -> StructType:

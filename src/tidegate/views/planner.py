@@ -575,7 +575,7 @@ class Planner:
         self.computed[number] = Computed(tuple(used), conditions, made)
         inputs = tuple(replace(field_of(one), name=own[name_of(one)]) for one in used)
         outputs = tuple(fields[name] for name, _ in made)
-        shown = (*(str(one.sql()) for one in conditions), *(f"{name} = {value.sql()}" for name, value in made))
+        shown = (*(str(one.sql()) for one in conditions), *(_shown(name, value) for name, value in made))
         return Evaluate(number, inputs, outputs, shown)
 
     def dataflow(self, name: str, transactionally: bool) -> Dataflow:
@@ -653,6 +653,11 @@ class _Aggregates:
 
 
 # --- small questions about Spark's trees
+
+
+def _shown(name: str, value: Expr) -> str:
+    """Columns that are under way have other names in each session."""
+    return str(value.sql()) if INTERNAL.fullmatch(name) else f"{name} = {value.sql()}"
 
 
 def _all_expressions(plan: Node) -> Iterable[Expr]:
