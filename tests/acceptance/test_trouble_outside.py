@@ -269,7 +269,7 @@ def test_a_source_that_is_away_is_told_and_followed_again(tmp_path: Path, server
     materialization = "  - {view: copies, to: sqlite, path: out.db, table: copies}\n"
     live = LiveRun(write_files(tmp_path, project + materialization, copies=copies), server.dsn())
     try:
-        live.await_event(event="delivered")
+        live.await_event(event="delivered", documents=1)
         server.stop()
         trouble = live.await_event(event="trouble", name="source")["error"]
         assert "remedy: " in trouble and "tidegate@" not in trouble

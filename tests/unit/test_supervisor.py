@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.capture.engine import CaptureSettings, connector_properties
+from tidegate.capture.engine_process import begin_from_kept_offsets
 from tidegate.capture.log import LogWriter
 from tidegate.capture.server_check import check_server, with_absolute_files
 from tidegate.capture.supervisor import Backoff, Capture
@@ -42,6 +43,18 @@ def test_an_engine_waits_for_the_log_and_says_so_until_the_other_run_lets_go(tmp
         assert capture.pid == waiting
     await_trouble("Postgres at 127.0.0.1:1 cannot be reached")
     capture.stop()
+
+
+@pytest.mark.parametrize(
+    ("position", "is_taken"),
+    [(b"{}", False), (b'{"lsn":7,"snapshot_completed":false}', False), (b'{"lsn":7}', True)],
+)
+def test_a_position_from_within_a_snapshot_is_not_gone_on_from(tmp_path: Path, position: bytes, is_taken: bool) -> None:
+    settings = CaptureSettings("", ("orders",), "shop", 1, tmp_path, "slot", "publication")
+    settings.offsets.write_bytes(b"torn")
+    settings.kept_offsets.write_bytes(position)
+    begin_from_kept_offsets(settings)
+    assert (settings.offsets.read_bytes() if settings.offsets.exists() else None) == (position if is_taken else None)
 
 
 def properties(**server: str) -> dict[str, str]:

@@ -208,9 +208,12 @@ _NEEDS_A_HUMAN = {
 
 
 def begin_from_kept_offsets(settings: CaptureSettings) -> None:
-    """The engine finds the last whole position, never one that a kill has torn."""
+    """The engine finds the last whole position, never one that a kill has torn.
+
+    A snapshot that was cut begins anew on a new slot; a position from within it would be looked for there in vain.
+    """
     settings.offsets.unlink(missing_ok=True)
-    if settings.kept_offsets.exists():
+    if has_whole_snapshot(settings):
         settings.offsets.write_bytes(settings.kept_offsets.read_bytes())
 
 
