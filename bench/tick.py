@@ -23,9 +23,10 @@ from typing import Any
 from bench.workload import Workload, records, write
 from pyspark.sql import SparkSession
 
+from tidegate.pipeline.defining import define_all
 from tidegate.pipeline.materialize import Materializer
 from tidegate.pipeline.project import FilesSource, load
-from tidegate.pipeline.runner import catalog_of, define_all, session, ticks_of
+from tidegate.pipeline.runner import catalog_of, session, ticks_of
 from tidegate.pipeline.sources import FilesFeed
 
 PROJECT = """

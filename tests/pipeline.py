@@ -15,10 +15,11 @@ from pyspark.sql import SparkSession
 from tests.recordings import Documents
 from tidegate.capture.log import LogReader
 from tidegate.catalog.sqlite import SqliteCatalog
+from tidegate.pipeline.defining import Defined, define_all
 from tidegate.pipeline.known import remember
 from tidegate.pipeline.materialize import Materializer
 from tidegate.pipeline.project import FilesSource, Project, load
-from tidegate.pipeline.runner import Defined, catalog_of, define_all, ticks_of
+from tidegate.pipeline.runner import catalog_of, ticks_of
 from tidegate.pipeline.sources import FilesFeed
 from tidegate.pipeline.ticks import TickDone, Ticks
 from tidegate.pipeline.verify import Verdict, verify
@@ -124,7 +125,7 @@ class Bench:
         """What `tidegate verify` says of each materialization."""
         named = zip(self.project.file.materializations, self.materializers, strict=True)
         return [
-            verify(self._spark, self.catalog, self._views[one.view], self.defined.by_name, running.spec, one.to)
+            verify(self._spark, self.catalog, self._views[one.view], self.defined, running.spec, one.to)
             for one, running in named
         ]
 

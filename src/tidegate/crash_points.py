@@ -11,6 +11,7 @@ CRASH_POINTS = (
     "sealed",  # the tick is sealed, nothing was derived
     "table-history-written",  # in a Spark task: history file in place, arrangement not committed
     "view-history-written",  # in a Spark task: history file in place, arrangement not committed
+    "stage-sent",  # what a stage sends is written, its arrangement has not committed the tick
     "derived",  # the tick's files are all written, the catalog does not list them
     "stored",  # a round's documents are with the driver, nothing is committed
     "destination-committed",  # the destination has committed, the recovery log does not know

@@ -27,7 +27,7 @@ RUN_DIES = (
     "destination-committed",
     "log-committed",
 )
-WORKER_DIES = ("table-history-written", "view-history-written")
+WORKER_DIES = ("table-history-written", "view-history-written", "stage-sent")
 TRANSACTIONS_PER_STAGE = 8
 TRANSACTIONS_PER_MERGE = 60
 EVENTS_PER_TICK = 12
@@ -86,7 +86,26 @@ def play_all(project: Path, destination: EmbeddedPostgres, seed: int, points: Se
 def test_a_crash_at_each_point_loses_and_doubles_nothing(project: Path, destination: EmbeddedPostgres) -> None:
     points = [(point, 1 + place % 2) for place, point in enumerate(RUN_DIES) if not point.startswith("log-")]
     first = [("log-appended", 1), ("log-synced", 1)]
-    play_all(project, destination, 1, [*first, *points, *((point, 1) for point in WORKER_DIES), ("merged", 1)])
+    play_all(project, destination, 1, [*first, *points, *((point, 1) for point in WORKER_DIES[:2]), ("merged", 1)])
+
+
+BY_CUSTOMER = "  - {view: by_customer, to: sqlite, path: out.db, table: by_customer}\n"
+STAGES = """SELECT customer, count(*) AS orders, sum(total) AS total
+FROM orders_with_lines WHERE status LIKE '%ed %' GROUP BY customer"""
+
+
+@pytest.mark.timeout(400)
+def test_a_crash_between_the_stages_of_a_view_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    project, shop = write_growing_project(tmp_path, EVENTS_PER_TICK), MadeUpShop(4)
+    (project / "views" / "by_customer.sql").write_text(STAGES)
+    file = project / "tidegate.yaml"
+    file.write_text(file.read_text().replace("tick: {", BY_CUSTOMER + "tick: {"))
+    with program(project) as one:
+        for point in ("stage-sent", "derived"):
+            play(one, shop, point, 1)
+        code, run = one.run_until_idle()
+        assert code == 0, run.told()
+        one.verify()
 
 
 @pytest.mark.slow
@@ -96,6 +115,6 @@ def test_crashes_in_any_order_at_any_visit_lose_and_double_nothing(
     project: Path, destination: EmbeddedPostgres, seed: int
 ) -> None:
     chance = random.Random(seed)
-    points = [("log-appended", 1), *((point, chance.randint(1, 3)) for point in (*RUN_DIES[2:], *WORKER_DIES) * 2)]
+    points = [("log-appended", 1), *((point, chance.randint(1, 3)) for point in (*RUN_DIES[2:], *WORKER_DIES[:2]) * 2)]
     chance.shuffle(points)
     play_all(project, destination, seed, [*points, ("merged", 1), ("log-synced", 1)])

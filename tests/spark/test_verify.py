@@ -56,7 +56,7 @@ def verdict(spark: SparkSession, folder: Path) -> Verdict:
 
 def verdict_of(spark: SparkSession, one: Bench) -> Verdict:
     settings = one.project.file.materializations[0]
-    return verify(spark, one.catalog, one.defined.views[0], one.defined.by_name, one.materializer.spec, settings.to)
+    return verify(spark, one.catalog, one.defined.views[0], one.defined, one.materializer.spec, settings.to)
 
 
 def test_a_delivered_view_is_equal_in_sqlite_until_a_row_is_changed_by_hand(

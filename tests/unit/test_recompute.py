@@ -6,7 +6,7 @@ import pytest
 
 from tidegate.model.schema import Column as TableColumn
 from tidegate.model.schema import TableSchema, parse_type
-from tidegate.views.definition import ViewDefinition
+from tidegate.views.definition import OutputColumn, ViewDefinition
 from tidegate.views.expressions import Aggregate, Column, Struct, ValueType
 from tidegate.views.plan import Output, PlanInput, ViewPlan
 from tidegate.views.recompute import same, with_scales
@@ -24,7 +24,8 @@ ARRAY = Aggregate(
 PLAN = ViewPlan(
     "v", (PlanInput(LINES, "l", "from", ("id",)),), (ID,), (ID,), (Output("id", ID), Output("lines", ARRAY))
 )
-VIEW = ViewDefinition("v", "", ("id",), (), PLAN, ())
+COLUMNS = (OutputColumn("id", "int", False, False), OutputColumn("lines", ARRAY.type.ddl, False, True))
+VIEW = ViewDefinition("v", "", ("id",), COLUMNS, PLAN, ())
 EXPECTED = b'{"id":1,"lines":[{"price":4.50,"n":2},{"price":11.00,"n":3}]}'
 
 

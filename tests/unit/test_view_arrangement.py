@@ -92,6 +92,25 @@ def test_keys_beyond_lmdbs_limit_work_and_stay_in_order(tmp_path: Path) -> None:
         assert transaction.get(longest[5]) == longest[5][-3:]
 
 
+def test_a_walk_meets_what_a_scan_finds_in_the_same_order(tmp_path: Path) -> None:
+    keys = [b"p" * 450 + bytes([rest]) * size for rest in range(5) for size in (28, 29, 30, 61, 62, 900)]
+    keys += [b"q" * 2000 + bytes([rest]) for rest in range(9)] + [b"p", b"q", b"q" * 478, b"q" * 479 + b"z"]
+    with Arrangement.open(tmp_path, "layout").write(1) as transaction:
+        assert list(transaction.walk(b"")) == []
+        transaction.putmulti([(key, key[-3:]) for key in keys])
+        for prefix in (b"", b"p", b"p" * 450, b"q" * 478, b"q" * 479, b"q" * 480, b"q" * 2000, b"z"):
+            assert list(transaction.walk(prefix)) == transaction.scan(prefix)
+
+
+def test_a_walk_that_is_left_early_leaves_room_for_writes(tmp_path: Path) -> None:
+    with Arrangement.open(tmp_path, "layout").write(1) as transaction:
+        transaction.putmulti([(b"a%03d" % place, b"v") for place in range(500)])
+        assert next(transaction.walk(b"a")) == (b"a000", b"v")
+        transaction.deletemulti([b"a%03d" % place for place in range(499)])
+        transaction.put(b"b", b"w")
+        assert [key for key, _ in transaction.walk(b"")] == [b"a499", b"b"]
+
+
 def test_a_map_that_is_full_grows_and_the_transaction_goes_on(tmp_path: Path) -> None:
     arrangement = Arrangement(tmp_path, "layout", first_map_bytes=1 << 16)
     with arrangement.write(0) as transaction:

@@ -11,10 +11,11 @@ from tidegate.capture.log import LogReader
 from tidegate.catalog.contract import Catalog
 from tidegate.destinations.registry import destination
 from tidegate.model.schema import TableSchema
+from tidegate.pipeline.defining import Defined, define_all
 from tidegate.pipeline.known import check_known, with_remembered
 from tidegate.pipeline.materialize import check_fields, require_own_places, specification
 from tidegate.pipeline.project import Project, load
-from tidegate.pipeline.runner import Defined, catalog_of, define_all, session
+from tidegate.pipeline.runner import catalog_of, session
 from tidegate.pipeline.sources import check_source
 from tidegate.spark.session import stop_session
 
@@ -76,7 +77,7 @@ def check_project(folder: Path) -> Found:
     return Found(
         tables=tuple(_table(table) for table in tables),
         views=tuple(
-            ViewFound(view.name, view.key, {one.name: one.ddl for one in view.columns}, view.plan.explain())
+            ViewFound(view.name, view.key, {one.name: one.ddl for one in view.columns}, view.explain())
             for view in defined.views
         ),
         materializations=_materializations(project, defined),

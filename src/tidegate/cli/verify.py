@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidegate.errors import FixConfiguration
+from tidegate.pipeline.defining import define_all
 from tidegate.pipeline.known import remembered_tables
 from tidegate.pipeline.materialize import specification
 from tidegate.pipeline.project import load
-from tidegate.pipeline.runner import catalog_of, define_all, session
+from tidegate.pipeline.runner import catalog_of, session
 from tidegate.pipeline.verify import Verdict, verify
 from tidegate.spark.session import stop_session
 
@@ -29,7 +30,7 @@ def verify_project(folder: Path) -> list[Verdict]:
                 spark,
                 catalog,
                 views[settings.view],
-                defined.by_name,
+                defined,
                 specification(project, settings, views[settings.view]),
                 settings.to,
             )

@@ -14,7 +14,7 @@ from tidegate.catalog.contract import Catalog
 from tidegate.errors import FixConfiguration
 from tidegate.model.schema import Column, TableSchema, parse_type
 from tidegate.timeline.binding import LogPartition
-from tidegate.views.definition import ViewDefinition
+from tidegate.views.definition import View
 from tidegate.views.query import says_the_same
 
 _IN_USE = "in-use"
@@ -29,7 +29,7 @@ class _Envelope(msgspec.Struct):
 _envelope = msgspec.json.Decoder(_Envelope).decode
 
 
-def remember(catalog: Catalog, log: LogReader, tables: Sequence[TableSchema], views: Sequence[ViewDefinition]) -> None:
+def remember(catalog: Catalog, log: LogReader, tables: Sequence[TableSchema], views: Sequence[View]) -> None:
     """Keeps what the tables and views are, once it is known that history can follow them."""
     check_known(catalog, log, tables, views)
     for table in tables:
@@ -39,9 +39,7 @@ def remember(catalog: Catalog, log: LogReader, tables: Sequence[TableSchema], vi
     catalog.set(_IN_USE, json.dumps([*(f"table:{one.name}" for one in tables), *(f"view:{one.name}" for one in views)]))
 
 
-def check_known(
-    catalog: Catalog, log: LogReader, tables: Sequence[TableSchema], views: Sequence[ViewDefinition]
-) -> None:
+def check_known(catalog: Catalog, log: LogReader, tables: Sequence[TableSchema], views: Sequence[View]) -> None:
     """Refuses what has changed since something was sealed and cannot be followed; writes nothing."""
     if catalog.last_seal() is None:
         return
@@ -73,7 +71,7 @@ def _table_of(text: str) -> TableSchema:
     return TableSchema(found["name"], found["topic"], tuple(found["key"]), columns)
 
 
-def _text_of_view(view: ViewDefinition) -> str:
+def _text_of_view(view: View) -> str:
     return json.dumps({"sql": view.sql, "columns": {column.name: column.ddl for column in view.columns}})
 
 
@@ -131,7 +129,7 @@ def _read_with(log: LogReader, place: LogPartition, end: int, names: set[str]) -
     return None
 
 
-def _require_same_query(known: str | None, view: ViewDefinition) -> None:
+def _require_same_query(known: str | None, view: View) -> None:
     if known is None:
         return
     before, now = json.loads(known), json.loads(_text_of_view(view))
@@ -142,9 +140,7 @@ def _require_same_query(known: str | None, view: ViewDefinition) -> None:
         )
 
 
-def _require_used_all_the_time(
-    catalog: Catalog, tables: Sequence[TableSchema], views: Sequence[ViewDefinition]
-) -> None:
+def _require_used_all_the_time(catalog: Catalog, tables: Sequence[TableSchema], views: Sequence[View]) -> None:
     """What was taken out and is put back has missed what happened in between."""
     in_use = set(json.loads(catalog.setting(_IN_USE) or "[]"))
     names = [("table", one.name) for one in tables] + [("view", one.name) for one in views]
@@ -156,7 +152,7 @@ def _require_used_all_the_time(
             )
 
 
-def _require_one_kind(catalog: Catalog, tables: Sequence[TableSchema], views: Sequence[ViewDefinition]) -> None:
+def _require_one_kind(catalog: Catalog, tables: Sequence[TableSchema], views: Sequence[View]) -> None:
     """A name's history is that of what had it first."""
     named = [("view", one.name) for one in tables] + [("table", one.name) for one in views]
     for former, name in named:
@@ -185,7 +181,7 @@ def _united(now: TableSchema, before: TableSchema | None) -> TableSchema:
 
 
 def news(
-    catalog: Catalog, found: Sequence[TableSchema], tables: Sequence[TableSchema], views: Sequence[ViewDefinition]
+    catalog: Catalog, found: Sequence[TableSchema], tables: Sequence[TableSchema], views: Sequence[View]
 ) -> Iterator[str]:
     """Which columns are new, and which are read by views although the server has them no longer."""
     before = {table.name: table for table in remembered_tables(catalog)}
@@ -196,9 +192,9 @@ def news(
             if column.name not in known:
                 yield f'table "{table.name}" has a new column: {column.name} {column.type.ddl}'
     for view in views:
-        for used, needed in zip(view.plan.inputs, view.plan.needed, strict=True):
-            for name in (name for name in needed if name not in there[used.table.name]):
+        for table_name, needed in view.reads.items():
+            for name in sorted(needed - there.get(table_name, needed)):
                 yield (
-                    f'view "{view.name}" reads the column "{name}", which table "{used.table.name}" has no longer:'
+                    f'view "{view.name}" reads the column "{name}", which table "{table_name}" has no longer:'
                     " it is NULL in every row written from now on"
                 )

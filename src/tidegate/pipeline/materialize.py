@@ -29,7 +29,7 @@ from tidegate.protocol.messages import (
     Validate,
 )
 from tidegate.protocol.session import Session
-from tidegate.views.definition import OutputColumn, ViewDefinition
+from tidegate.views.definition import OutputColumn, View
 
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 30.0
@@ -47,7 +47,7 @@ class Delivered:
 class Documents:
     """Reads a view's cells as the key and values of its stores."""
 
-    def __init__(self, definition: ViewDefinition) -> None:
+    def __init__(self, definition: View) -> None:
         columns = {column.name: column for column in definition.columns}
         self.key = tuple(_field(columns[name]) for name in definition.key)
         self.values = tuple(_field(column) for column in definition.columns if column.name not in definition.key)
@@ -93,9 +93,7 @@ def stores(documents: Documents, paths: Sequence[str], after: int, upto: int) ->
             yield documents.store(cell, exists=exists, delete=diff < 0)
 
 
-def specification(
-    project: Project, settings: MaterializationSettings, definition: ViewDefinition
-) -> MaterializationSpec:
+def specification(project: Project, settings: MaterializationSettings, definition: View) -> MaterializationSpec:
     """What the driver is told; relative paths are meant from the project's folder."""
     config = dict(settings.config)
     if isinstance(config.get("path"), str):
@@ -111,7 +109,7 @@ def prepare(driver: Destination, spec: MaterializationSpec) -> None:
     driver.apply(Apply(spec, version="1"))
 
 
-def check_destination(project: Project, settings: MaterializationSettings, definition: ViewDefinition) -> Destination:
+def check_destination(project: Project, settings: MaterializationSettings, definition: View) -> Destination:
     """The driver, once it is known that its destination can take the view; creates nothing."""
     driver = destination(settings.to)
     check_fields(driver, specification(project, settings, definition))
@@ -153,7 +151,7 @@ class Materializer:
         self,
         project: Project,
         settings: MaterializationSettings,
-        definition: ViewDefinition,
+        definition: View,
         catalog: Catalog,
         delivered: Callable[[Delivered], None],
     ) -> None:

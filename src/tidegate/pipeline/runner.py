@@ -19,6 +19,8 @@ from tidegate.catalog.sqlite import SqliteCatalog
 from tidegate.destinations.registry import destination
 from tidegate.errors import DefinitelyNotDone, FixConfiguration, MaybeDone, TidegateError, UnknownColumn
 from tidegate.model.schema import TableSchema
+from tidegate.pipeline.defining import Defined, define_all
+from tidegate.pipeline.flows import Flows
 from tidegate.pipeline.known import check_known, news, remember, with_remembered
 from tidegate.pipeline.materialize import (
     Delivered,
@@ -28,12 +30,11 @@ from tidegate.pipeline.materialize import (
     specification,
 )
 from tidegate.pipeline.merging import Merging
-from tidegate.pipeline.project import Project, ViewFile
+from tidegate.pipeline.project import Project
 from tidegate.pipeline.sources import Source, source
 from tidegate.pipeline.ticks import SourceTopics, TickDone, Ticks
 from tidegate.pipeline.work import Layout, ViewWork
 from tidegate.spark.session import spark_session, stop_session
-from tidegate.views.definition import ViewDefinition, define
 
 IDLE_SECONDS = 0.05
 OWNER_CHECK_SECONDS = 0.5
@@ -54,37 +55,6 @@ class Watcher(Protocol):
     def trouble(self, name: str, error: str | None) -> None: ...
 
 
-@dataclass(frozen=True)
-class Defined:
-    """What the project's SQL means over the tables that there are."""
-
-    tables: tuple[TableSchema, ...]
-    views: tuple[ViewDefinition, ...]
-
-    @property
-    def by_name(self) -> dict[str, TableSchema]:
-        return {table.name: table for table in self.tables}
-
-
-def define_all(project: Project, tables: Sequence[TableSchema], spark: SparkSession) -> Defined:
-    by_name = {table.name: table for table in tables}
-    _require_own_names(project.views, tables)
-    return Defined(
-        tuple(tables), tuple(define(view.name, view.sql, view.path, by_name, spark) for view in project.views)
-    )
-
-
-def _require_own_names(views: Sequence[ViewFile], tables: Sequence[TableSchema]) -> None:
-    """Tables and views share their names' folders and rows of the catalog, and some disks know no upper case."""
-    taken = {table.name.lower(): table.name for table in tables}
-    for view in views:
-        if view.name.lower() in taken:
-            raise FixConfiguration(
-                f'{view.path}: there is a table "{taken[view.name.lower()]}" already',
-                remedy="Save it under another name: a view is called as its file is.",
-            )
-
-
 def session(project: Project) -> SparkSession:
     return spark_session(project.file.spark.conf, project.file.spark.master)
 
@@ -97,14 +67,16 @@ def ticks_of(
     project: Project, spark: SparkSession, catalog: Catalog, defined: Defined, partitions: int | None = None
 ) -> Ticks:
     context = spark.sparkContext
+    layout = Layout(project.state, partitions or context.defaultParallelism)
     return Ticks(
         context,
         catalog,
-        Layout(project.state, partitions or context.defaultParallelism),
+        layout,
         SourceTopics(project.file.source.topic_prefix),
         defined.tables,
-        [ViewWork(view.name, view.plan) for view in defined.views],
+        [ViewWork(view.name, view.plan) for view in defined.first_shape],
         project.file.tick.max_events,
+        Flows(spark, defined.catalyst, layout, defined.flows) if defined.catalyst and defined.flows else None,
     )
 
 

@@ -25,7 +25,8 @@ from tidegate.collections import history
 from tidegate.collections.tables import FIRST_ORDER, Event, follow, moved_rows
 from tidegate.crash_points import reach
 from tidegate.model.key import key_hash
-from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Written
+from tidegate.pipeline.flow_tasks import Pair, is_read, produced, run_level
+from tidegate.pipeline.work import Chunk, Derivation, FlowWork, Ingested, Layout, Pending, Written
 from tidegate.spark.failures import carrying_errors
 from tidegate.views.arrangement import AlreadyApplied, Arrangement
 from tidegate.views.kernel import compiled
@@ -235,7 +236,7 @@ def _by_partition(events: pa.RecordBatch | pa.Table, partitions: int) -> Iterato
 
 
 @carrying_errors
-def follow_tables(work: Derivation, blobs: Iterable[Blob]) -> Iterator[Blob | tuple[int, Written]]:
+def follow_tables(work: Derivation, blobs: Iterable[Blob]) -> Iterator[Pair]:
     """Brings this partition's tables to the tick, writes their updates down, and sends them on to the views."""
     received = list(blobs)
     for partition in sorted({target for target, _ in received}):
@@ -246,6 +247,8 @@ def follow_tables(work: Derivation, blobs: Iterable[Blob]) -> Iterator[Blob | tu
             updates = _follow_table(work, table.name, partition, parts)
             yield _written(work, table.name, partition, updates)
             yield from _to_views(work, table.name, updates)
+            if work.flows:
+                yield from produced(work.flows, table.name, updates)
 
 
 def _follow_table(work: Derivation, table: str, partition: int, parts: Sequence[bytes]) -> list[history.Update]:
@@ -327,6 +330,27 @@ def fold_views(work: Derivation, blobs: Iterable[tuple[int, Any]]) -> Iterator[W
             parts = [blob for target, (name, blob) in sent if target == partition and name == view.name]
             if parts:
                 yield _fold_view(work, view.name, partition, [one for blob in parts for one in changes_in(blob)])
+
+
+@carrying_errors
+def fold_level(work: Derivation, level: int, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Brings the stages of a level to the tick; views of the first shape are of the first level."""
+    assert work.flows is not None
+    return run_level(work.flows, level, _with_first_shape(work, work.flows, pairs) if level == 1 else pairs)
+
+
+def _with_first_shape(work: Derivation, flows: FlowWork, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    names, mine = {view.name for view in work.views}, []
+    for target, content in pairs:
+        if isinstance(content, Written) or target is None or content[0] not in names:
+            yield target, content
+        else:
+            mine.append((target, content))
+    for written in fold_views(work, mine):
+        yield written.partition, written
+        if written.path and is_read(flows, written.collection):
+            found = history.updates(history.read([written.path], work.sealed.tick - 1, work.sealed.tick))
+            yield from produced(flows, written.collection, [update for _, update in found])
 
 
 def _fold_view(work: Derivation, view: str, partition: int, changes: list[Any]) -> Written:

@@ -31,6 +31,7 @@ from tidegate.crash_points import reach
 from tidegate.errors import Fenced, FixConfiguration
 from tidegate.model.schema import TableSchema
 from tidegate.pipeline import tasks
+from tidegate.pipeline.flows import Flows
 from tidegate.pipeline.rebuilding import rebuild
 from tidegate.pipeline.work import Chunk, Derivation, Ingested, Layout, Pending, Rebuild, Sealed, ViewWork, Written
 from tidegate.spark.jobs import Jobs, balanced
@@ -95,6 +96,7 @@ class Ticks:
         tables: Sequence[TableSchema],
         views: Sequence[ViewWork],
         max_events: int,
+        flows: Flows | None = None,
     ) -> None:
         self._jobs, self._catalog, self._layout, self._topics = (
             Jobs(context, layout.partitions),
@@ -103,6 +105,7 @@ class Ticks:
             topics,
         )
         self._tables, self._views, self._max_events = tuple(tables), tuple(views), max_events
+        self._flows = flows
         self._by_topic = {table.topic: table for table in tables}
         self._reader = LogReader(layout.log)
         self._sealer = Sealer(self._collections(), Remembered())
@@ -265,8 +268,11 @@ class Ticks:
         parts = self._parts({needed for one in sealed for needed in one.ticks}, tick)
         sizes = [sum(Path(path).stat().st_size for path in part.paths) for part in parts]
         loads = balanced(parts, sizes, self._jobs.parallelism) or [[]]
-        shuffled = (partial(tasks.follow_tables, work), partial(tasks.fold_views, work))
-        return self._jobs.run(loads, partial(tasks.spread, work, positions), *shuffled)
+        first, follow = partial(tasks.spread, work, positions), partial(tasks.follow_tables, work)
+        if self._flows is None:
+            return self._jobs.run(loads, first, follow, partial(tasks.fold_views, work))
+        found = self._jobs.run_through(loads, (first, follow), partial(self._flows.chain, work))
+        return [written for _, written in found]
 
     def _parts(self, needed: Set[int], tick: int) -> list[Pending]:
         """Each file by itself; those of a table whose rows have moved to other keys together, beside its history."""
@@ -285,7 +291,8 @@ class Ticks:
         return [Applied(one.collection, self._layout.name, one.partition, tick) for one in written]
 
     def _work(self, sealed: Sealed) -> Derivation:
-        return Derivation(self._layout, sealed, self._tables, self._views)
+        flows = self._flows.work(sealed) if self._flows else None
+        return Derivation(self._layout, sealed, self._tables, self._views, flows)
 
     def _forget_pending(self) -> None:
         """Pending files are a cache: what a restart still needs, it reads from the log again."""
@@ -361,7 +368,27 @@ class Ticks:
             ]
             rebuilt = rebuild(self._jobs, self._work(Sealed(derived, (), 0)), parts, files)
             self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
+            if self._flows:
+                self._refill(self._flows, expected, derived)
         self._catalog.set("layout", layout)
+
+    def _refill(self, flows: Flows, expected: Mapping[tuple[str, int], int], derived: int) -> None:
+        """Fills the flows of which a stage is not where it must be, or that are new."""
+        tables = {table.name for table in self._tables}
+        known = {one.collection for one in self._catalog.applied()}
+
+        def files(source: str) -> tuple[str, ...] | None:
+            return None if source in tables else self._paths(source, derived)
+
+        def at_least(stage: str, partition: int) -> int:
+            return expected.get((stage, partition), expected["", 0])
+
+        lost = flows.lost(self._jobs, at_least, derived)
+        for view in flows.views:
+            is_new = flows.sink(view.name) not in known
+            if is_new or view.name in lost:
+                written = flows.refill(self._jobs, view.name, derived, files, is_new)
+                self._catalog.add_files(_files(written, derived), self._applied(written, derived))
 
     def _expected(self, derived: int) -> dict[tuple[str, int], int]:
         """What each partition must have applied; under ("", 0) what one must that the catalog does not name."""

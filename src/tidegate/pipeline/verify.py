@@ -17,9 +17,10 @@ from tidegate.errors import ProtocolViolation
 from tidegate.model.cell import encode_json
 from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import TableSchema
+from tidegate.pipeline.defining import Defined
 from tidegate.protocol.fence import require_not_ahead, require_not_behind
 from tidegate.protocol.messages import START, MaterializationSpec
-from tidegate.views.definition import ViewDefinition
+from tidegate.views.definition import View
 from tidegate.views.recompute import canonical_rows, recompute, same, with_scales
 
 SHOWN_DIFFERENCES = 10
@@ -70,8 +71,8 @@ class Verdict:
 def verify(
     spark: SparkSession,
     catalog: Catalog,
-    definition: ViewDefinition,
-    tables: Mapping[str, TableSchema],
+    definition: View,
+    defined: Defined,
     spec: MaterializationSpec,
     driver_name: str,
 ) -> Verdict:
@@ -86,27 +87,26 @@ def verify(
     require_not_ahead(spec.name, log, checkpoint, catalog.checkpoint_at(tick))
     if tick <= START.tick:
         return _verdict(definition, spec.name, tick, {}, found)
-    frames = {name: table_at(spark, catalog, table, tick) for name, table in tables.items()}
-    expected = _by_key(definition, canonical_rows(definition, recompute(spark, definition, frames)))
+    frames = {table.name: table_at(spark, catalog, table, tick) for table in defined.tables}
+    frame = recompute(spark, definition, frames, defined.before(definition))
+    expected = _by_key(definition, canonical_rows(definition, frame))
     return _verdict(definition, spec.name, tick, expected, found)
 
 
-def _by_key(definition: ViewDefinition, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[KeyBytes, bytes]:
+def _by_key(definition: View, rows: Iterator[tuple[KeyBytes, bytes]]) -> dict[KeyBytes, bytes]:
     found: dict[KeyBytes, bytes] = {}
     for key, cell in rows:
         if key in found:
             raise ProtocolViolation(
                 f'view "{definition.name}": two rows have the key {_shown_key(definition, cell)}:'
                 f" {found[key].decode()} and {cell.decode()}",
-                remedy="The key was inferred wrongly: this is a bug, please report it with the view.",
+                remedy="Correct the key that the view declares; if it declares none, report this bug with the view.",
             )
         found[key] = cell
     return found
 
 
-def _found(
-    definition: ViewDefinition, spec: MaterializationSpec, rows: Iterator[Any]
-) -> Iterator[tuple[KeyBytes, bytes]]:
+def _found(definition: View, spec: MaterializationSpec, rows: Iterator[Any]) -> Iterator[tuple[KeyBytes, bytes]]:
     fields = spec.bindings[0].fields
     for key, values in rows:
         row = {field.name: _cell_value(field.type, value) for field, value in zip(fields, (*key, *values), strict=True)}
@@ -119,7 +119,7 @@ def _cell_value(type_: str, value: Any) -> Any:
 
 
 def _verdict(
-    definition: ViewDefinition,
+    definition: View,
     name: str,
     tick: int,
     expected: Mapping[KeyBytes, bytes],
@@ -133,7 +133,7 @@ def _verdict(
     return Verdict(name, tick, len(expected), len(differing), examples)
 
 
-def _difference(definition: ViewDefinition, expected: bytes | None, found: bytes | None) -> Difference:
+def _difference(definition: View, expected: bytes | None, found: bytes | None) -> Difference:
     return Difference(_shown_key(definition, expected or found or b"{}"), _shown(expected), _shown(found))
 
 
@@ -141,6 +141,6 @@ def _shown(cell: bytes | None) -> str | None:
     return None if cell is None else cell.decode()
 
 
-def _shown_key(definition: ViewDefinition, cell: bytes) -> str:
+def _shown_key(definition: View, cell: bytes) -> str:
     row = msgspec.json.decode(cell)
     return ", ".join(f"{name} = {row[name]}" for name in definition.key)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tidegate.model.schema import TableSchema
 from tidegate.timeline.binding import OffsetRange
+from tidegate.views.dataflow import Dataflow
 from tidegate.views.plan import ViewPlan
 
 
@@ -84,6 +85,23 @@ class ViewWork:
 
 
 @dataclass(frozen=True)
+class FlowWork:
+    """The dataflows of a run, and the tick that they are brought to."""
+
+    layout: Layout
+    sealed: Sealed
+    flows: tuple[Dataflow, ...]
+    layouts: tuple[str, ...]  # of each flow: names the meaning of its stages' stored bytes
+    filling: tuple[str, ...] = ()  # only these flows take part, and what their sinks put out is not history
+    emitting: bool = True
+
+    @property
+    def taking_part(self) -> tuple[int, ...]:
+        every = range(len(self.flows))
+        return tuple(place for place in every if not self.filling or self.flows[place].name in self.filling)
+
+
+@dataclass(frozen=True)
 class Derivation:
     """What the tasks of one tick's derivation need to know."""
 
@@ -91,6 +109,7 @@ class Derivation:
     sealed: Sealed
     tables: tuple[TableSchema, ...]
     views: tuple[ViewWork, ...]
+    flows: FlowWork | None = None
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, TypeVar
 
-from tidegate.errors import TidegateError
+from tidegate.errors import FixConfiguration, TidegateError
 
 _MARK = "TIDEGATE-ERROR "
+_OF_DATA = re.compile(r"\[[A-Z_.]+\] ([^\n]*?)\s*SQLSTATE: 22\w{3}")  # the class of errors that data cause
 _FOUND = re.compile(_MARK + r"([A-Za-z0-9+/=]+)")
 F = TypeVar("F", bound=Callable[..., Iterator[Any]])
 
@@ -46,3 +47,14 @@ def carried(failure: Exception) -> TidegateError | None:
     found = _FOUND.search(str(failure))
     error = pickle.loads(base64.b64decode(found.group(1))) if found else None
     return error if isinstance(error, TidegateError) else None
+
+
+def of_data(failure: Exception) -> FixConfiguration | None:
+    """What an expression of a view could not compute, if that is what ended the job."""
+    found = _OF_DATA.search(str(failure))
+    if found is None:
+        return None
+    return FixConfiguration(
+        f"Spark cannot compute an expression of a view for a row: {found.group(1)}",
+        remedy="Let the view's SQL expect such values (TRY_CAST, TRY_DIVIDE, NULLIF, CASE), or correct the row.",
+    )

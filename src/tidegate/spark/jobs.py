@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import SparkContext
 
 from tidegate.errors import DefinitelyNotDone
-from tidegate.spark.failures import carried
+from tidegate.spark.failures import carried, of_data
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 ATTEMPTS = 3
 T = TypeVar("T")
@@ -28,14 +31,21 @@ class Jobs:
 
     def run(self, loads: Sequence[Any], first: Callable[..., Any], *shuffled: Callable[..., Any]) -> list[Any]:
         """What `first` gives over the loads, and each further step over the pairs (partition, content) before it."""
+        return self.run_through(loads, (first, *shuffled), lambda rdd: rdd)
+
+    def run_through(
+        self, loads: Sequence[Any], steps: Sequence[Callable[..., Any]], rest: Callable[[RDD[Any]], RDD[Any]]
+    ) -> list[Any]:
+        """The same, and then through what `rest` builds."""
+        first, *shuffled = steps
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 rdd = self.context.parallelize(loads, len(loads)).mapPartitions(first)
                 for step in shuffled:
                     rdd = rdd.partitionBy(self.partitions, _identity).mapPartitions(step)
-                return rdd.collect()
+                return rest(rdd).collect()
             except Exception as failure:  # py4j's own errors: Spark says nothing more exact
-                error = carried(failure)
+                error = carried(failure) or of_data(failure)
                 if error is not None:
                     raise error from None
                 if attempt == ATTEMPTS:

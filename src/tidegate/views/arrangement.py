@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,22 @@ class Transaction:
         whole = [_unwrapped(entry[1]) if len(entry[0]) == _KEY_BYTES else entry for entry in entries]
         return sorted(entry for entry in whole if entry[0].startswith(prefix))
 
+    def walk(self, prefix: bytes) -> Iterator[Entry]:
+        """The entries of a scan, read only as far as they are taken; nothing may be written meanwhile."""
+        start = prefix[:_HEAD_BYTES]
+        run: list[Entry] = []  # long keys with the same beginning: only together can they be put in order
+        with self._transaction.cursor(self._rows) as cursor:
+            entries = cursor.iternext() if cursor.set_range(start) else ()
+            for key, value in takewhile(lambda entry: entry[0].startswith(start), entries):
+                if run and not key.startswith(run[0][0][:_HEAD_BYTES]):
+                    yield from sorted(run)
+                    run = []
+                if len(key) < _KEY_BYTES:
+                    yield key, value
+                elif (entry := _unwrapped(value))[0].startswith(prefix):
+                    run.append(entry)
+            yield from sorted(run)
+
     def commit(self) -> None:
         """Keeps everything, the tick with it."""
         tick = self.tick.to_bytes(8, "big", signed=True)
@@ -237,6 +254,13 @@ class Arrangement:
         applied = int.from_bytes(value, "big", signed=True) if value is not None else -1
         if transaction.tick <= applied:
             raise AlreadyApplied(f"{self.folder} has applied tick {applied}, so tick {transaction.tick} is too late")
+
+    def entries(self) -> Iterator[Entry]:
+        """Everything that it holds, in the order of the keys as they are stored."""
+        self._adopt_map_size()
+        with self._environment.begin() as transaction:
+            for key, value in transaction.cursor(self._rows):
+                yield _unwrapped(value) if len(key) == _KEY_BYTES else (key, value)
 
     def reset(self) -> None:
         """Empties it: nothing is in it and no tick is applied."""

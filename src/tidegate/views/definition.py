@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from sqlglot import exp
 
@@ -56,9 +56,50 @@ class OutputColumn:
     nested: bool
 
 
+class View(Protocol):
+    """A view that can be kept, in whatever way."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sql(self) -> str: ...
+
+    @property
+    def query(self) -> str:
+        """The SQL as Spark reads it."""
+
+    @property
+    def key(self) -> tuple[str, ...]: ...
+
+    @property
+    def columns(self) -> tuple[OutputColumn, ...]: ...
+
+    @property
+    def types(self) -> tuple[ValueType, ...]:
+        """Of the columns."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    @property
+    def transactionally(self) -> bool:
+        """Whether each transaction's result is given by itself."""
+
+    @property
+    def reads(self) -> Mapping[str, frozenset[str]]:
+        """The columns that it reads of each table and view."""
+
+    def explain(self) -> str:
+        """How it is kept, as a readable tree."""
+
+    def arranged(self, column: str, value: Any) -> Any:
+        """A column's value with arrays whose order SQL leaves open in one order."""
+
+
 @dataclass(frozen=True)
 class ViewDefinition:
-    """A view that can be kept: its key, its columns and its plan."""
+    """A view of the first shape: its key, its columns and its plan of one stage."""
 
     name: str
     sql: str
@@ -66,6 +107,51 @@ class ViewDefinition:
     columns: tuple[OutputColumn, ...]
     plan: ViewPlan
     warnings: tuple[str, ...]
+
+    @property
+    def query(self) -> str:
+        return self.sql
+
+    @property
+    def transactionally(self) -> bool:
+        return False
+
+    @property
+    def types(self) -> tuple[ValueType, ...]:
+        return tuple(output.expression.type for output in self.plan.outputs)
+
+    @property
+    def reads(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for used, needed in zip(self.plan.inputs, self.plan.needed, strict=True):
+            found[used.table.name] = found.get(used.table.name, frozenset()) | frozenset(needed)
+        return found
+
+    def explain(self) -> str:
+        return self.plan.explain()
+
+    def arranged(self, column: str, value: Any) -> Any:
+        expression = next(output.expression for output in self.plan.outputs if output.name == column)
+        return _arranged(value, expression)
+
+
+def _arranged(value: Any, expression: Expression) -> Any:
+    """Arrays that ARRAY_AGG made have no order; a column's own arrays do."""
+    if value is None:
+        return None
+    if isinstance(expression, Aggregate) and expression.function == "collect":
+        return sorted(value, key=encode_json)
+    if isinstance(expression, Coalesce):
+        collects = next((part for part in expression.operands if _collects(part)), expression.operands[0])
+        return _arranged(value, collects)
+    if isinstance(expression, Struct):
+        parts = zip(value.items(), expression.operands, strict=True)
+        return {name: _arranged(inner, operand) for (name, inner), operand in parts}
+    return value
+
+
+def _collects(expression: Expression) -> bool:
+    return isinstance(expression, Aggregate) and expression.function == "collect"
 
 
 def define(

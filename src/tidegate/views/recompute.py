@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.model.cell import Cell, encode_json
 from tidegate.model.key import KeyBytes, encode_key
-from tidegate.views.definition import ViewDefinition
-from tidegate.views.expressions import Aggregate, Coalesce, Expression, Struct, ValueType
+from tidegate.views.definition import View
+from tidegate.views.expressions import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,18 +27,21 @@ class _OtherFields(Exception):
     """A document has not the fields that its type has."""
 
 
-def recompute(spark: SparkSession, definition: ViewDefinition, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """The view's query, untouched, over whole tables."""
+def recompute(
+    spark: SparkSession, definition: View, tables: Mapping[str, DataFrame], views: Iterable[View] = ()
+) -> DataFrame:
+    """The view's query, untouched, over whole tables and the views before it."""
     for name, frame in tables.items():
         frame.createOrReplaceTempView(f"`{name}`")
-    return spark.sql(definition.sql)
+    for view in views:
+        spark.sql(view.query).createOrReplaceTempView(f"`{view.name}`")
+    return spark.sql(definition.query)
 
 
-def canonical_rows(definition: ViewDefinition, frame: DataFrame) -> Iterator[tuple[KeyBytes, Cell]]:
+def canonical_rows(definition: View, frame: DataFrame) -> Iterator[tuple[KeyBytes, Cell]]:
     """Each row as its key and its cell, arrays that SQL leaves unordered in one order; all pass the driver."""
     table = frame.toArrow()
-    names = [output.name for output in definition.plan.outputs]
-    types = [output.expression.type for output in definition.plan.outputs]
+    names, types = [column.name for column in definition.columns], definition.types
     positions = [names.index(name) for name in definition.key]
     for batch in table.to_batches():
         for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -47,15 +50,15 @@ def canonical_rows(definition: ViewDefinition, frame: DataFrame) -> Iterator[tup
             yield encode_key([row[position] for position in positions]), canonical(definition, cell)
 
 
-def canonical(definition: ViewDefinition, cell: Cell) -> Cell:
+def canonical(definition: View, cell: Cell) -> Cell:
     """The cell with arrays whose order SQL leaves open in one order."""
     values = _decoded(cell)
-    for output in definition.plan.outputs:
-        values[output.name] = _sorted(values[output.name], output.expression)
+    for column in definition.columns:
+        values[column.name] = definition.arranged(column.name, values[column.name])
     return encode_json(values)
 
 
-def same(definition: ViewDefinition, left: Cell | None, right: Cell | None) -> bool:
+def same(definition: View, left: Cell | None, right: Cell | None) -> bool:
     """Whether two cells hold one row: decimals with their scale, floats by value, arrays in any order SQL allows."""
     if left is None or right is None:
         return left is right
@@ -65,12 +68,12 @@ def same(definition: ViewDefinition, left: Cell | None, right: Cell | None) -> b
         return False
 
 
-def with_scales(definition: ViewDefinition, cell: Cell) -> Cell:
+def with_scales(definition: View, cell: Cell) -> Cell:
     """The cell with every decimal in its type's scale: in a document that a destination returns, 4.50 may be 4.5."""
     values = _decoded(cell)
-    for output in definition.plan.outputs:
+    for column, type_ in zip(definition.columns, definition.types, strict=True):
         with suppress(_OtherFields):  # as it is: `same` will find the difference
-            values[output.name] = _mapped(values[output.name], output.expression.type, _scaled)
+            values[column.name] = _mapped(values[column.name], type_, _scaled)
     return encode_json(values)
 
 
@@ -82,36 +85,16 @@ def _scaled(value: Any, type_: ValueType) -> Any:
     return scaled if scaled == number else number  # a digit too many is a difference
 
 
-def _comparable(definition: ViewDefinition, cell: Cell) -> dict[str, Any]:
+def _comparable(definition: View, cell: Cell) -> dict[str, Any]:
     values = _decoded(cell)
-    for output in definition.plan.outputs:
-        value = _by_value(values[output.name], output.expression.type)
-        values[output.name] = _sorted(value, output.expression)
+    for column, type_ in zip(definition.columns, definition.types, strict=True):
+        values[column.name] = definition.arranged(column.name, _by_value(values[column.name], type_))
     return values
 
 
 def _decoded(cell: Cell) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(cell, parse_float=Decimal)
     return values
-
-
-def _sorted(value: Any, expression: Expression) -> Any:
-    """Arrays that ARRAY_AGG made have no order; a column's own arrays do."""
-    if value is None:
-        return None
-    if isinstance(expression, Aggregate) and expression.function == "collect":
-        return sorted(value, key=encode_json)
-    if isinstance(expression, Coalesce):
-        collects = next((part for part in expression.operands if _collects(part)), expression.operands[0])
-        return _sorted(value, collects)
-    if isinstance(expression, Struct):
-        parts = zip(value.items(), expression.operands, strict=True)
-        return {name: _sorted(inner, operand) for (name, inner), operand in parts}
-    return value
-
-
-def _collects(expression: Expression) -> bool:
-    return isinstance(expression, Aggregate) and expression.function == "collect"
 
 
 def _mapped(value: Any, type_: ValueType, leaf: Callable[[Any, ValueType], Any]) -> Any:
@@ -139,6 +122,8 @@ def _leaf(value: Any, type_: ValueType) -> Any:
         return text + "Z" if type_.kind == "timestamp" else text
     if isinstance(value, date):
         return value.isoformat()
+    if type_.kind.startswith("map<") and isinstance(value, list):
+        return {name if isinstance(name, str) else encode_json(name).decode(): inner for name, inner in value}
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
