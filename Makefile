@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -25,7 +26,7 @@ check: $(READY)  ## Check format, lint and types
 	@$(BIN)/mypy
 
 bench: $(READY) java  ## Measure a tick beside a bare Spark job of the same shape
-	@$(BIN)/python bench/tick.py
+	@$(BIN)/python -m bench.tick $(BENCH_ARGS)
 
 simulate: $(READY) java  ## Run the long, seeded tests (PYTEST_ARGS="-p randomly_seed=7" repeats a run)
 	@$(BIN)/pytest -m slow $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
 """What a tick costs beside a bare Spark job of the same shape, and what a whole run does beside a plain script.
 
-`python bench/tick.py` prints both as ratios within this run: the machine's own speed cancels out. A bare job is read,
+`python -m bench.tick` prints both as ratios within this run: the machine's own speed cancels out. A bare job is read,
 shuffle by key, fold, collect: no more than what any tick on Spark has to do. `--quick` takes a tenth of the events.
 """
 
