@@ -47,6 +47,14 @@ REFUSED = {
     "SELECT id, nme FROM customers": ("Spark refuses the query", "Correct the SQL"),
     "SELEC id FROM customers": ("Spark refuses the query", "Correct the SQL"),
     "DROP TABLE customers": ("a view is one SELECT, and this is a command", "one SELECT a file"),
+    "SELECT id FROM readings WHERE at > TIMESTAMP 'now'": (
+        "1:36: TIMESTAMP 'now' gives another",
+        "a column that the app",
+    ),
+    "SELECT id FROM readings WHERE at > CAST('today' AS TIMESTAMP)": ("today gives another", "a column that the app"),
+    "SELECT flag, max(at - TIMESTAMP '2020-01-01') AS m FROM readings GROUP BY flag": ("cannot be compared", "Cast it"),
+    "SELECT name, try_sum(id) AS s FROM customers GROUP BY name": ("try_sum(customers.id) is not", "without TRY_"),
+    "SELECT name, max_by(map(id, vip), id)[1] AS m FROM customers GROUP BY name": ("values of type map", "Cast it"),
     "SELECT 1 AS one": ("a query without a table", "Name a table"),
 }
 

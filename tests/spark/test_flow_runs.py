@@ -13,6 +13,8 @@ from tests import recordings
 from tests.pipeline import VIEW, Bench, bench, write_files
 from tests.recordings import Record
 
+from tidegate.errors import FixConfiguration
+
 PROJECT = """
 name: shop
 spark: {master: "local[2]"}
@@ -105,6 +107,19 @@ def test_another_number_of_partitions_gives_the_same_rows(spark: SparkSession, p
             steps(one, 4)
             assert_equal(one)
     with bench(spark, project, 3) as one:
+        one.run()
+        assert_equal(one)
+
+
+def test_a_tick_that_was_cut_off_is_repeated_with_other_views(spark: SparkSession, project: Path) -> None:
+    """What a stage has sent before the end was meant for the views that there were."""
+    write(project, "orders_with_lines", "large", "dearest")
+    (project / "views" / "twice.sql").write_text("-- key: quantity\nSELECT quantity, id FROM order_lines")
+    with bench(spark, project) as one, pytest.raises(FixConfiguration, match="two rows have the same key"):
+        one.run()
+    (project / "views" / "twice.sql").unlink()
+    (project / "views" / "another.sql").write_text("SELECT id, lower(item) AS item FROM order_lines WHERE quantity > 1")
+    with bench(spark, project) as one:
         one.run()
         assert_equal(one)
 

@@ -36,6 +36,7 @@ from tidegate.views.routing import CompiledEdge, Moved
 from tidegate.views.routing import compiled as compiled_edge
 
 CHUNK_ROWS = 20_000
+BEFORE_ALL = -1  # the step before the first transaction
 Pair = tuple[int | None, Any]
 _encode = msgspec.msgpack.Encoder().encode
 _deltas = msgspec.msgpack.Decoder(list[Delta]).decode
@@ -230,8 +231,8 @@ class _StageTask:
             inputs[place] += _deltas(blob) if blob else []
         first: list[Delta] = []
         if isinstance(operator, GroupFold):
-            steps = [delta.step for delta in inputs[0]]
-            first = operator.initial(transaction, min(steps, default=self.work.sealed.last_position))
+            is_single = self.work.flows[self.flow].transactionally
+            first = operator.initial(transaction, BEFORE_ALL if is_single else self.work.sealed.last_position)
         try:
             return [*first, *operator.fold(transaction, inputs)]
         except (TwoRowsOfOneKey, NotOnlyOne) as error:

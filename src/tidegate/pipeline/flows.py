@@ -66,23 +66,28 @@ class Flows:
             for stage in view.flow.stages
         ]
 
-    def lost(self, jobs: Jobs, expected: Callable[[str, int], int], derived: int) -> list[str]:
+    @property
+    def digest(self) -> str:
+        """Names the flows as they work together: what a stage has sent is of use to the same ones only."""
+        return hashlib.sha256(repr([(view.name, layout_of(view)) for view in self.views]).encode()).hexdigest()
+
+    def reset(self, jobs: Jobs) -> None:
+        """Empties all stages."""
+        self._applied(jobs, self.work(self._blank.sealed, [view.name for view in self.views]), self.stages())
+
+    def lost(self, jobs: Jobs, expected: Callable[[str, int], int], upto: int) -> list[str]:
         """The views of which a stage's partition has not applied what is expected of it, producers first."""
         found = self._applied(jobs, self._blank, self.stages())
         lost = {
             name.rpartition("#")[0]
             for name, partition, applied in found
-            if not expected(name, partition) <= applied <= derived + 1
+            if not expected(name, partition) <= applied <= upto
         }
         return [view.name for view in self.views if view.name in lost]
 
     def _applied(self, jobs: Jobs, work: FlowWork, stages: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
         parts = [(name, flow, number) for name, flow in stages for number in range(self._partitions)]
         return jobs.run(balanced(parts, [1] * len(parts), jobs.parallelism), partial(flow_tasks.applied, work))
-
-    def sink(self, view: str) -> str:
-        flow = next(one.flow for one in self.views if one.name == view)
-        return stage_name(view, flow.stages[-1].number)
 
     def refill(
         self, jobs: Jobs, view: str, derived: int, files: Callable[[str], tuple[str, ...] | None], emitting: bool

@@ -368,12 +368,22 @@ class Ticks:
             ]
             rebuilt = rebuild(self._jobs, self._work(Sealed(derived, (), 0)), parts, files)
             self._catalog.add_files(_files(rebuilt, derived), self._applied(rebuilt, derived))
-            if self._flows:
-                self._refill(self._flows, expected, derived)
+        if self._flows:
+            self._check_flows(self._flows, derived)
         self._catalog.set("layout", layout)
 
-    def _refill(self, flows: Flows, expected: Mapping[tuple[str, int], int], derived: int) -> None:
+    def _check_flows(self, flows: Flows, derived: int) -> None:
+        """A tick that was cut off is repeated by the same flows only: others have other edges."""
+        is_same = self._catalog.setting("flows") == flows.digest
+        if derived >= 0:
+            self._refill(flows, derived, derived + 1 if is_same else derived)
+        elif not is_same:
+            flows.reset(self._jobs)
+        self._catalog.set("flows", flows.digest)
+
+    def _refill(self, flows: Flows, derived: int, upto: int) -> None:
         """Fills the flows of which a stage is not where it must be, or that are new."""
+        expected = self._expected(derived)
         tables = {table.name for table in self._tables}
         known = {one.collection for one in self._catalog.applied()}
 
@@ -383,9 +393,9 @@ class Ticks:
         def at_least(stage: str, partition: int) -> int:
             return expected.get((stage, partition), expected["", 0])
 
-        lost = flows.lost(self._jobs, at_least, derived)
+        lost = flows.lost(self._jobs, at_least, upto)
         for view in flows.views:
-            is_new = flows.sink(view.name) not in known
+            is_new = view.name not in known
             if is_new or view.name in lost:
                 written = flows.refill(self._jobs, view.name, derived, files, is_new)
                 self._catalog.add_files(_files(written, derived), self._applied(written, derived))

@@ -35,7 +35,12 @@ _UNSTABLE = {
     "Last": "LAST",
     "AnyValue": "ANY_VALUE",
 }
+_CLOCK = re.compile(r"(now|today|tomorrow|yesterday)\b")
+_CLOCK_LITERAL = re.compile(
+    r"\b(date|timestamp|timestamp_ltz|timestamp_ntz)\s*'\s*(now|today|tomorrow|yesterday)\b", re.I
+)
 _KEY = re.compile(r"^\s*--\s*key\s*:\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+_STABLE = "Use a column that the application wrote: a view is a function of its tables."
 _TRANSACTIONALLY = re.compile(r"((?:\s|--[^\n]*\n|/\*.*?\*/)*select\s+)(transactionally)\b", re.IGNORECASE | re.DOTALL)
 
 
@@ -108,6 +113,8 @@ def define_flow(
     plain = replace(text, sql=query)
     frame = _analysed(plain, catalyst)
     execution = frame._jdf.queryExecution()
+    if clock := _CLOCK_LITERAL.search(plain.sql):
+        plain.refuse(f"{clock.group()}' gives another result each time", _STABLE, clock.start())
     _refuse_unstable(plain, execution.analyzed())
     planner = Planner(plain, catalyst, levels, keys)
     names = frame.schema.names
@@ -161,19 +168,27 @@ def _refuse_unstable(text: SourceText, plan: Node) -> None:
         for whole in expressions(node):
             for part in walk(whole):
                 name = _UNSTABLE.get(kind(part))
+                if name is None and _is_clock(part):
+                    name = str(part.child().value())
                 if name is None and not part.deterministic() and not any(map(_is_unstable, children(part))):
                     name = str(part.prettyName()).upper()
                 if name is not None:
                     place = place_of(part)
                     text.refuse(
                         f"{name} gives another result each time",
-                        "Use a column that the application wrote: a view is a function of its tables."
-                        if name not in ("FIRST", "LAST", "ANY_VALUE")
-                        else "Use MIN, MAX, MIN_BY or MAX_BY.",
+                        _STABLE if name not in ("FIRST", "LAST", "ANY_VALUE") else "Use MIN, MAX, MIN_BY or MAX_BY.",
                         text.offset(*place) if place else 0,
                     )
         for inner in _subplans(node):
             _refuse_unstable(text, inner)
+
+
+def _is_clock(part: Any) -> bool:
+    """Whether a text such as 'now' is read as a date or timestamp."""
+    if kind(part) != "Cast" or kind(part.child()) != "Literal":
+        return False
+    text = str(part.child().value()).strip().lower()
+    return bool(_CLOCK.match(text)) and str(part.dataType().simpleString()).startswith(("date", "timestamp"))
 
 
 def _is_unstable(part: Any) -> bool:

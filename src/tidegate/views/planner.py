@@ -51,7 +51,9 @@ from tidegate.views.dataflow import (
     Top,
     Unnest,
 )
+from tidegate.views.expressions import ValueType
 from tidegate.views.facts import Dependency, Facts
+from tidegate.views.order_keys import order_key
 from tidegate.views.query import SourceText
 
 INTERNAL = re.compile(r"\$[km]?\d[\d_]*")  # columns of rows that are under way, and of no table
@@ -240,9 +242,12 @@ class Planner:
         stream = self.visit(node.child())
         output = items(node.output())
         names = [name_of(one) for one in output]
+        rows = [items(row) for row in items(node.projections())]
+        stream, values = self._with_subqueries(stream, [value for row in rows for value in row])
+        size = len(names)
         branches = tuple(
-            replace(one, columns={name: self._over(one, value) for name, value in zip(names, row, strict=True)})
-            for row in map(items, items(node.projections()))
+            replace(one, columns={name: self._over(one, values[place * size + at]) for at, name in enumerate(names)})
+            for place in range(len(rows))
             for one in stream.branches
         )
         return Stream(branches, dict(zip(names, output, strict=True)), Facts())
@@ -256,11 +261,11 @@ class Planner:
     # --- subqueries that give one value
 
     def _with_subqueries(self, stream: Stream, listed: Sequence[Expr]) -> tuple[Stream, Sequence[Expr]]:
-        found = {str(one.canonicalized()): one for whole in listed for one in walk(whole) if _is_subquery(one)}
+        found = {int(one.exprId().id()): one for whole in listed for one in walk(whole) if _is_subquery(one)}
         if not found:
             return stream, listed
-        values: dict[str, Expr] = {}
-        for text, subquery in found.items():
+        values: dict[int, Expr] = {}
+        for identity, subquery in found.items():
             plan = subquery.plan()
             if plan.maxRows().isEmpty() or int(plan.maxRows().get()) > 1:
                 self.refuse("a subquery that may give several rows", "Aggregate in it, or join its table.", subquery)
@@ -269,10 +274,10 @@ class Planner:
             fresh = self.catalyst.alias(value).toAttribute()
             inner = self._projected(inner, [self.catalyst.alias(value, like=fresh)])
             stream = self._join("left", stream, inner, [], [])
-            values[text] = fresh
+            values[identity] = fresh
 
         def instead(part: Expr) -> Expr | None:
-            return values[str(part.canonicalized())] if _is_subquery(part) else None
+            return values[int(part.exprId().id())] if _is_subquery(part) else None
 
         return stream, [self.catalyst.replaced(one, instead) for one in listed]
 
@@ -288,12 +293,27 @@ class Planner:
             left, right = right, left
         condition = [] if node.condition().isEmpty() else conjuncts(node.condition().get())
         left, right, equal, rest = self._conditions(left, right, condition)
+        left, right, equal = self._computed_keys(left, right, equal)
         alone = (node.left() if swapped else node.right()).maxRows()
         single = not alone.isEmpty() and int(alone.get()) <= 1
         if not equal and not single and not (how == "INNER" and _is_single(node.left())):
             self._refuse_unbound(node, rest)
         flag = node.joinType().exists() if how == "EXISTS" else None
         return self._joined(_JOINS[how], left, right, equal, rest, flag)
+
+    def _computed_keys(
+        self, left: Stream, right: Stream, equal: Sequence[tuple[Expr, Expr, bool]]
+    ) -> tuple[Stream, Stream, list[tuple[Expr, Expr, bool]]]:
+        """Keys in which a subquery stands become columns."""
+        found = []
+        for pair in equal:
+            keys = list(pair[:2])
+            if any(map(_is_subquery, walk(pair[0]))):
+                left, keys[:1] = self._with_columns(left, keys[:1])
+            if any(map(_is_subquery, walk(pair[1]))):
+                right, keys[1:] = self._with_columns(right, keys[1:])
+            found.append((keys[0], keys[1], pair[2]))
+        return left, right, found
 
     def _refuse_unbound(self, node: Node, rest: Sequence[Expr]) -> NoReturn:
         if any(kind(part) == "Or" for one in rest for part in walk(one)) and kind(node.joinType()) == "LeftAnti":
@@ -351,9 +371,10 @@ class Planner:
         return self.catalyst.null(attribute.dataType())
 
     def _partnered(self, how: JoinKind, rows: Stream, pairs: Stream, flag: Expr | None) -> Stream:
-        """Rows that are, or are not, in a pair: the whole row is the key."""
+        """Rows that are, or are not, in a pair: by their key, or else by all that they are."""
         inside = replace(pairs, attributes=rows.attributes)
-        same = [(one, one, True) for one in rows.attributes.values()]
+        key = next((key for key in rows.facts.keys if key <= rows.attributes.keys()), None)
+        same = [(one, one, True) for name, one in rows.attributes.items() if key is None or name in key]
         return self._join(how, rows, inside, same, [], flag)
 
     def _join(
@@ -379,9 +400,8 @@ class Planner:
         stream = self.visit(node.child())
         grouping = [_known(stream, one) for one in items(node.groupingExpressions())]
         outputs = items(node.aggregateExpressions())
-        calls = _distinct_calls(outputs)
         made = _Aggregates(self, stream)
-        results = {text: made.result(call) for text, call in calls.items()}
+        results = [(call, made.result(call)) for call in _distinct_calls(outputs)]
         keys = list({name_of(one): one for one in grouping}.values())
         operator = Group(tuple(map(field_of, keys)), tuple(made.aggregates))
         number = self._stage(operator, [stream])
@@ -392,7 +412,9 @@ class Planner:
         grouped = Stream((branch,), attributes, facts)
 
         def instead(part: Expr) -> Expr | None:
-            return results[str(part.canonicalized())] if kind(part) == "AggregateExpression" else None
+            if kind(part) != "AggregateExpression":
+                return None
+            return next(result for call, result in results if part.semanticEquals(call))
 
         return self._projected(grouped, [self.catalyst.replaced(one, instead) for one in outputs])
 
@@ -413,7 +435,9 @@ class Planner:
     def window(self, node: Node) -> Stream:
         below, limit = node.child(), None
         if kind(below) == "WindowGroupLimit":
-            below, limit = below.child(), int(below.limit())
+            if len(items(node.windowExpressions())) == 1:  # with several, it is that of one of them
+                limit = int(below.limit())
+            below = below.child()
         stream = self.visit(below)
         for one in items(node.windowExpressions()):
             function = _WINDOWS.get(kind(unaliased(one).windowFunction()))
@@ -441,6 +465,7 @@ class Planner:
             )
             for one, column in zip(order, columns, strict=True)
         )
+        self._require_comparable((one.field.type for one in orderings), order[0])
         name = name_of(position) if position is not None else None
         number = self._stage(Top(orderings, cast(Any, function), limit, name), [stream])
         self._edges(stream, number, 0, [(one, True) for one in partition], unmatched=True)
@@ -524,6 +549,7 @@ class Planner:
             for number, (one, null_matches) in enumerate(key):
                 name = name_of(one) if is_attribute(one) else f"$k{stage}_{place}_{number}"
                 columns.setdefault(name, self._over(branch, one))
+                self._require_comparable([value_type(python_type(one.dataType()))], one)
                 parts.append(KeyColumn(Field(name, value_type(python_type(one.dataType()))), null_matches))
             sent = replace(branch, columns=columns)
             fields = [*stream.fields, *(part.field for part in parts if part.field.name not in stream.attributes)]
@@ -570,13 +596,32 @@ class Planner:
         fields: Mapping[str, Field],
         own: Mapping[str, str],
     ) -> Evaluate:
-        used = attributes_in(*conditions, *(value for _, value in made))
+        wholes = (*conditions, *(value for _, value in made))
+        used = attributes_in(*wholes)
+        self._refuse_what_spark_cannot_read(wholes, used)
         number = len(self.computed)
         self.computed[number] = Computed(tuple(used), conditions, made)
         inputs = tuple(replace(field_of(one), name=own[name_of(one)]) for one in used)
         outputs = tuple(fields[name] for name, _ in made)
         shown = (*(str(one.sql()) for one in conditions), *(_shown(name, value) for name, value in made))
         return Evaluate(number, inputs, outputs, shown)
+
+    def _refuse_what_spark_cannot_read(self, wholes: Sequence[Expr], used: Sequence[Expr]) -> None:
+        for part in (part for whole in wholes for part in walk(whole)):
+            if "Subquery" in kind(part) or kind(part) in ("Exists", "ListQuery", "PythonUDF"):
+                self.refuse("a subquery is not supported here", "Join its table instead.", part)
+        for one in used:
+            type_ = field_of(one).type.kind
+            if type_.startswith("map<") and not type_.startswith("map<string,"):
+                self.refuse(f"{type_} cannot be computed with", "Use a map whose keys are text.", one)
+
+    def _require_comparable(self, types: Iterable[ValueType], at: Any) -> None:
+        for type_ in types:
+            try:
+                order_key(type_)
+            except KeyError:
+                remedy = "Cast it to a type that has an order: a number, text, a date or a timestamp."
+                self.refuse(f"values of type {type_.ddl} cannot be compared", remedy, at)
 
     def dataflow(self, name: str, transactionally: bool) -> Dataflow:
         return Dataflow(name, tuple(self.edges), tuple(self.stages), transactionally)
@@ -601,7 +646,11 @@ class _Aggregates:
         if made is None or (kind(function) == "First" and not function.ignoreNulls()):
             what = str(function.prettyName()).upper()
             self.planner.refuse(f"the aggregate {what} is not supported", _AGGREGATES_REMEDY, call)
-        columns = [one for one in children(function) if kind(one) != "Literal" or kind(function) != "Count"]
+        if str(call.sql()).lower().startswith("try_"):
+            self.planner.refuse(
+                f"{call.sql()} is not supported", "Use the function without TRY_, and a wide type.", call
+            )
+        columns = [one for one in children(function) if kind(function) != "Count" or not _is_something(one)]
         return self._aggregate(call, made, columns, function.dataType(), where)
 
     def _aggregate(
@@ -613,6 +662,8 @@ class _Aggregates:
             remedy = "Make the column a decimal, or cast it to one in the view: SUM(CAST(x AS decimal(38,10)))."
             self.planner.refuse(f"SUM of {fields[0].type.ddl} depends on the order of the rows", remedy, call)
         order: tuple[Ordering, ...] = ()
+        if made not in ("count", "sum") or call.isDistinct():
+            self.planner._require_comparable((field.type for field in fields), call)
         if made in ("greatest_by", "least_by"):
             fields, order = fields[:1], (Ordering(fields[1]),)
         elif made in ("collect", "set"):
@@ -694,6 +745,11 @@ def _is_subquery(expression: Expr) -> bool:
     return kind(expression) == "ScalarSubquery"
 
 
+def _is_something(expression: Expr) -> bool:
+    """Whether it is a literal that is not NULL: COUNT need not look at it."""
+    return kind(expression) == "Literal" and expression.value() is not None
+
+
 def _is_presence(condition: Expr) -> bool:
     return kind(condition) == "IsNotNull" and is_attribute(condition.child())
 
@@ -703,11 +759,11 @@ def _is_single(plan: Node) -> bool:
     return not rows.isEmpty() and int(rows.get()) <= 1
 
 
-def _distinct_calls(outputs: Sequence[Expr]) -> dict[str, Expr]:
-    calls = (part for whole in outputs for part in walk(whole) if kind(part) == "AggregateExpression")
-    found: dict[str, Expr] = {}
-    for one in calls:
-        found.setdefault(str(one.canonicalized()), one)
+def _distinct_calls(outputs: Sequence[Expr]) -> list[Expr]:
+    found: list[Expr] = []
+    for part in (part for whole in outputs for part in walk(whole) if kind(part) == "AggregateExpression"):
+        if not any(part.semanticEquals(one) for one in found):
+            found.append(part)
     return found
 
 
