@@ -162,6 +162,18 @@ def updates(table: pa.Table) -> Iterator[tuple[int, Update]]:
         yield tick, Update(key, position, diff, cell)
 
 
+def net(updates: Sequence[Update]) -> dict[KeyBytes, tuple[Cell | None, Cell | None]]:
+    """The first old and the last new row of each key."""
+    changes: dict[KeyBytes, tuple[Cell | None, Cell | None]] = {}
+    for key, _, diff, cell in updates:
+        seen = changes.get(key)
+        if diff > 0:
+            changes[key] = (seen[0] if seen else None, cell)
+        else:
+            changes[key] = (seen[0] if seen else cell, None)
+    return changes
+
+
 RowSum = tuple[KeyBytes, Cell, int]
 
 

@@ -269,15 +269,7 @@ def produced(work: FlowWork, producer: str, updates: Sequence[history.Update]) -
 
 
 def _over_the_tick(updates: Sequence[history.Update]) -> Iterator[tuple[int, bytes]]:
-    """The first old and the last new row of each key."""
-    changes: dict[bytes, tuple[bytes | None, bytes | None]] = {}
-    for key, _, diff, cell in updates:
-        seen = changes.get(key)
-        if diff > 0:
-            changes[key] = (seen[0] if seen else None, cell)
-        else:
-            changes[key] = (seen[0] if seen else cell, None)
-    for old, new in changes.values():
+    for old, new in history.net(updates).values():
         if old != new:
             yield from ((-1, old),) if old is not None else ()
             yield from ((1, new),) if new is not None else ()

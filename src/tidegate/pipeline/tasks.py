@@ -290,7 +290,7 @@ def _written(work: Derivation, collection: str, partition: int, updates: Sequenc
 
 def _to_views(work: Derivation, table: str, updates: Sequence[history.Update]) -> Iterator[Blob]:
     """Each row's change over the whole tick, as changes of the views' inputs, by the partition of the view's key."""
-    changes = net(updates)
+    changes = history.net(updates)
     for view in work.views:
         targets: list[list[Any]] = [[] for _ in range(work.layout.partitions)]
         for used in compiled(view.plan).inputs_of(table):
@@ -300,18 +300,6 @@ def _to_views(work: Derivation, table: str, updates: Sequence[history.Update]) -
         for target, routed in enumerate(targets):
             if routed:
                 yield target, (view.name, msgspec.msgpack.encode(routed))
-
-
-def net(updates: Sequence[history.Update]) -> dict[bytes, tuple[bytes | None, bytes | None]]:
-    """The first old and the last new row of each key."""
-    changes: dict[bytes, tuple[bytes | None, bytes | None]] = {}
-    for key, _, diff, cell in updates:
-        seen = changes.get(key)
-        if diff > 0:
-            changes[key] = (seen[0] if seen else None, cell)
-        else:
-            changes[key] = (seen[0] if seen else cell, None)
-    return changes
 
 
 # --- derive: views fold their changes

@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from tidegate.model.cell import encode_json
 from tidegate.model.schema import TableSchema
+from tidegate.views.catalyst import value_type
 from tidegate.views.expressions import (
     Aggregate,
     Arithmetic,
@@ -170,7 +171,7 @@ def define(
     )
     _check_outputs(query, outputs, schema)
     columns = tuple(
-        OutputColumn(field.name, _value_type(field.dataType).ddl, field.nullable, _nested(field.dataType))
+        OutputColumn(field.name, value_type(field.dataType).ddl, field.nullable, _nested(field.dataType))
         for field in schema.fields
     )
     plan = ViewPlan(name, query.inputs, query.grouping, key, outputs)
@@ -426,7 +427,7 @@ def _analyse(
         keys = [key for key in nodes if key[1] == per_row]
         if keys:
             found = _schema(query, session, _probe(query, [key[0] for key in keys], per_row))
-            types |= {key: _value_type(field.dataType) for key, field in zip(keys, found.fields, strict=True)}
+            types |= {key: value_type(field.dataType) for key, field in zip(keys, found.fields, strict=True)}
     return schema, types
 
 
@@ -459,7 +460,7 @@ def _check_outputs(query: Query, outputs: tuple[Output, ...], schema: StructType
         seen.add(output.name.lower())
         if any(part.type == _VOID for part in _values(output.expression)):
             query.text.refuse("NULL alone has no type", "Leave it out.", node)
-        analysed = _value_type(field.dataType).ddl
+        analysed = value_type(field.dataType).ddl
         if output.expression.type.ddl != analysed:
             reason = f'"{output.name}" is {analysed} to Spark and {output.expression.type.ddl} to Tidegate'
             query.text.refuse(reason, "Please report this query; write the expression in another way.", node)
@@ -473,17 +474,3 @@ def _values(expression: Expression) -> Iterable[Expression]:
 
 def _nested(data_type: DataType) -> bool:
     return data_type.typeName() in ("array", "struct", "map")
-
-
-def _value_type(data_type: DataType) -> ValueType:
-    """Spark's type as ours."""
-    from pyspark.sql.types import ArrayType, DecimalType, StructType
-
-    if isinstance(data_type, DecimalType):
-        return ValueType("decimal", data_type.precision, data_type.scale)
-    if isinstance(data_type, ArrayType):
-        return ValueType("array", element=_value_type(data_type.elementType))
-    if isinstance(data_type, StructType):
-        fields = tuple((field.name, _value_type(field.dataType)) for field in data_type.fields)
-        return ValueType("struct", fields=fields)
-    return ValueType(data_type.simpleString())
