@@ -119,7 +119,7 @@ def _table(outcome: Outcome) -> Table:
         ("lost", "lost"),
     ):
         table.add_row(label, *(f"{getattr(one, field):,}" for one in (outcome.tidegate, outcome.usual_way)))
-    table.add_row("lag p50 / p99, restart apart", *map(_lag, (outcome.tidegate, outcome.usual_way)))
+    table.add_row("lag p50 / p99, restarts apart", *map(_lag, (outcome.tidegate, outcome.usual_way)))
     return table
 
 

@@ -167,8 +167,10 @@ def _come_to_rest(stage: Stage) -> None:
     """Everything that was captured is delivered, both ways, and both readers have seen the last state."""
     stage.say("The shop has closed. Delivering the rest.")
     stage.pulse()
+    stopping = time.monotonic()
     stage.pipeline.stop(STOP_SECONDS)
     stage.pipeline.finish(STOP_SECONDS)
+    _note_interruption(stage, stopping)
     if not stage.wait(stage.usual_way.is_idle, STOP_SECONDS):
         raise _too_late("the usual way did not come to its end")
     stage.usual_way.stop()
@@ -183,7 +185,7 @@ def _judge(stage: Stage) -> Outcome:
     ours, theirs = (compare(stage.shop_dsn, stage.destination_dsn, table) for table in (VIEW, "usual_way"))
     for watch in (stage.ours, stage.theirs):
         watch.stop()
-    restart = stage.interruptions[-1]
+    _start, restart, _end = stage.interruptions
     return Outcome(
         transactions=stage.shop.ledger.committed,
         rolled_back=stage.shop.ledger.rolled_back,
