@@ -7,7 +7,7 @@ the same cell, byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from tidegate.model.key import KeyBytes, encode_key
 from tidegate.model.schema import Column, ColumnType, TableSchema
 
 Cell = bytes
+_NULL = msgspec.Raw(b"null")
 encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -38,6 +39,13 @@ def row_decoder(columns: tuple[Column, ...]) -> msgspec.json.Decoder[Any]:
     fields = [(f"c{place}", python_type(column.type) | None, None) for place, column in enumerate(columns)]
     names = {f"c{place}": column.name for place, column in enumerate(columns)}
     return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names, gc=False))
+
+
+def raw_decoder(names: Sequence[str]) -> Callable[[Cell], Any]:
+    """Decodes a cell into the JSON texts of the named columns, `c0`, `c1`, …, unread; what is absent is NULL."""
+    fields = [(f"c{place}", msgspec.Raw, _NULL) for place in range(len(names))]
+    renamed = {f"c{place}": name for place, name in enumerate(names)}
+    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=renamed, gc=False)).decode
 
 
 def decode_values(columns: tuple[Column, ...], cell: Cell) -> tuple[object, ...]:

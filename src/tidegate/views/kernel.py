@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import FixConfiguration
-from tidegate.model.cell import Cell, python_type
+from tidegate.model.cell import Cell, python_type, raw_decoder
 from tidegate.model.key import KeyBytes, encode_integer, encode_key
 from tidegate.model.schema import Column as SchemaColumn
 from tidegate.views.arrangement import Arrangement, Transaction
@@ -101,7 +101,7 @@ class CompiledInput:
         self.view = view
         self.place = place
         self.table = used.table
-        self._decode = _raw_decoder(needed)
+        self._decode = raw_decoder(needed)
         self._contribute = _function("contribute", _contribute_source(needed, slots))
         self._group_key = _group_key(used, needed)
 
@@ -145,14 +145,6 @@ def _too_large(view: str, column: str, place: str) -> FixConfiguration:
         f'view "{view}": column "{column}" does not fit its type, at {place}',
         remedy="Widen the source column (bigint, or a decimal of more digits), or correct the row; then run again.",
     )
-
-
-def _raw_decoder(needed: tuple[str, ...]) -> Callable[[Cell], Any]:
-    """Decodes a cell into the JSON texts of the needed columns, without looking into them."""
-    null = msgspec.Raw(b"null")
-    fields = [(f"c{index}", msgspec.Raw, null) for index in range(len(needed))]
-    names = {f"c{index}": name for index, name in enumerate(needed)}
-    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=names, gc=False)).decode
 
 
 def _key_texts_source(key: tuple[str, ...], needed: tuple[str, ...]) -> str:

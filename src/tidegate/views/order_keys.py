@@ -12,11 +12,11 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 from msgspec.structs import astuple
 
+from tidegate.model.cell import raw_decoder
 from tidegate.model.key import KeyBytes, encode_integer, encode_value
 from tidegate.model.schema import INTEGERS
 from tidegate.views.dataflow import KeyColumn, Ordering, RowText
@@ -30,7 +30,6 @@ NULL_TEXT = b"null"
 _NULL, _NULL_AT_THE_END, _VALUE = b"\x00", b"\x02", b"\x01"
 _END, _MORE = b"\x00", b"\x01"  # of an array
 _INVERTED = bytes(range(255, -1, -1))
-_NULL_RAW = msgspec.Raw(NULL_TEXT)
 _DIGITS = bytes.maketrans(b"0123456789", bytes(range(1, 11)))
 _MAGNITUDE, _MAGNITUDE_OFFSET = struct.Struct(">i"), 1 << 20
 _SINGLE = struct.Struct(">f")
@@ -58,10 +57,7 @@ def one_text_a_value(type_: ValueType) -> bool:
 @lru_cache(maxsize=1024)
 def texts_of(columns: tuple[str, ...]) -> Callable[[RowText], Texts]:
     """Reads the JSON texts of a row's columns, in the order given, without looking into them; absent is NULL."""
-    fields = [(f"c{place}", msgspec.Raw, _NULL_RAW) for place in range(len(columns))]
-    names = {f"c{place}": name for place, name in enumerate(columns)}
-    row_type: Any = msgspec.defstruct("Row", fields, rename=names, gc=False)
-    decode = msgspec.json.Decoder(row_type).decode
+    decode = raw_decoder(columns)
     if not columns:
         return lambda row: ()
     if len(columns) == 1:

@@ -273,7 +273,7 @@ class Planner:
             value = items(plan.output())[0]
             fresh = self.catalyst.alias(value).toAttribute()
             inner = self._projected(inner, [self.catalyst.alias(value, like=fresh)])
-            stream = self._join("left", stream, inner, [], [])
+            stream = self._join("left", stream, inner, [])
             values[identity] = fresh
 
         def instead(part: Expr) -> Expr | None:
@@ -292,7 +292,7 @@ class Planner:
         if swapped:
             left, right = right, left
         condition = [] if node.condition().isEmpty() else conjuncts(node.condition().get())
-        left, right, equal, rest = self._conditions(left, right, condition)
+        equal, rest = _split(condition, left, right)
         left, right, equal = self._computed_keys(left, right, equal)
         alone = (node.left() if swapped else node.right()).maxRows()
         single = not alone.isEmpty() and int(alone.get()) <= 1
@@ -324,20 +324,6 @@ class Planner:
             rest[0] if rest else node,
         )
 
-    def _conditions(
-        self, left: Stream, right: Stream, conditions: Sequence[Expr]
-    ) -> tuple[Stream, Stream, list[tuple[Expr, Expr, bool]], list[Expr]]:
-        """Equalities of one side with the other (and whether NULL equals NULL), and all other conditions."""
-        equal: list[tuple[Expr, Expr, bool]] = []
-        rest: list[Expr] = []
-        for one in conditions:
-            pair = _equality(one, left, right)
-            if pair is None:
-                rest.append(one)
-            else:
-                equal.append((*pair, kind(one) == "EqualNullSafe"))
-        return left, right, equal, rest
-
     def _joined(
         self,
         how: JoinKind,
@@ -348,8 +334,8 @@ class Planner:
         flag: Expr | None,
     ) -> Stream:
         if not rest:
-            return self._join(how, left, right, equal, [], flag)
-        pairs = self._filtered(self._join("inner", left, right, equal, []), rest)
+            return self._join(how, left, right, equal, flag)
+        pairs = self._filtered(self._join("inner", left, right, equal), rest)
         if how == "inner":
             return pairs
         if how in ("semi", "anti", "exists"):
@@ -375,7 +361,7 @@ class Planner:
         inside = replace(pairs, attributes=rows.attributes)
         key = next((key for key in rows.facts.keys if key <= rows.attributes.keys()), None)
         same = [(one, one, True) for name, one in rows.attributes.items() if key is None or name in key]
-        return self._join(how, rows, inside, same, [], flag)
+        return self._join(how, rows, inside, same, flag)
 
     def _join(
         self,
@@ -383,7 +369,6 @@ class Planner:
         left: Stream,
         right: Stream,
         equal: Sequence[tuple[Expr, Expr, bool]],
-        _: Sequence[Expr],
         flag: Expr | None = None,
     ) -> Stream:
         name = name_of(flag) if flag is not None else ""
@@ -405,7 +390,7 @@ class Planner:
         keys = list({name_of(one): one for one in grouping}.values())
         operator = Group(tuple(map(field_of, keys)), tuple(made.aggregates))
         number = self._stage(operator, [stream])
-        self._edges(replace(made.stream), number, 0, [(one, True) for one in keys], unmatched=True)
+        self._edges(made.stream, number, 0, [(one, True) for one in keys], unmatched=True)
         attributes = {name_of(one): one for one in (*keys, *made.attributes)}
         branch = Branch(f"#{number}", tuple(attributes.values()), attributes)
         facts = known.grouped(stream.facts, [name_of(one) for one in keys], attributes)
@@ -782,6 +767,19 @@ def _is_limit_of(condition: Expr, child: Node) -> bool:
     return (kind(condition), bound) in (("LessThanOrEqual", limit), ("LessThan", limit + 1), ("EqualTo", 1)) and (
         kind(condition) != "EqualTo" or limit == 1
     )
+
+
+def _split(conditions: Sequence[Expr], left: Stream, right: Stream) -> tuple[list[tuple[Expr, Expr, bool]], list[Expr]]:
+    """Equalities of one side with the other (and whether NULL equals NULL), and all other conditions."""
+    equal: list[tuple[Expr, Expr, bool]] = []
+    rest: list[Expr] = []
+    for one in conditions:
+        pair = _equality(one, left, right)
+        if pair is None:
+            rest.append(one)
+        else:
+            equal.append((*pair, kind(one) == "EqualNullSafe"))
+    return equal, rest
 
 
 def _equality(condition: Expr, left: Stream, right: Stream) -> tuple[Expr, Expr] | None:

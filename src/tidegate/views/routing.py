@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tidegate.model.cell import encode_json
+from tidegate.model.cell import encode_json, raw_decoder
 from tidegate.views.dataflow import Delta, Edge, EdgeStep, Evaluate, Pick, Present, Repeat, RowText, Unnest
 from tidegate.views.order_keys import group_key
 
@@ -83,13 +83,6 @@ def _transform(step: EdgeStep) -> Transform:
             return _repeat(step)
         case Evaluate():
             raise AssertionError("Spark evaluates")
-
-
-def raw_decoder(names: Sequence[str]) -> Callable[[RowText], Any]:
-    """Decodes a row into the texts of the named columns, in their order; what is not there is NULL."""
-    fields = [(f"c{place}", msgspec.Raw, _NULL) for place in range(len(names))]
-    renamed = {f"c{place}": name for place, name in enumerate(names)}
-    return msgspec.json.Decoder(msgspec.defstruct("Row", fields, rename=renamed, gc=False)).decode
 
 
 def _pick(step: Pick) -> Transform:
